@@ -49,9 +49,9 @@ def show_pages(views: str, stem: str) -> None:
     from IPython import get_ipython
     from IPython.display import display
 
-    from memexplore.notebook.explorer import Explorer
-    from memexplore.notebook.view import View
-    from memexplore.report import html
+    from memexplore.jupyter.explorer import Explorer
+    from memexplore.jupyter.view import View
+    from memexplore.page.report import html
 
     numbers = itertools.count(1)
 

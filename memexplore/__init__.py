@@ -8,64 +8,68 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from memexplore.text import package
 
 if TYPE_CHECKING:
     from memexplore.allocator import Settings, replay
     from memexplore.analysis.curves import peak
     from memexplore.analysis.difference import diff
-    from memexplore.capture import record, simulate, virtual
     from memexplore.figures.scaling import scaling
     from memexplore.figures.template import plotly_template
     from memexplore.figures.timeline import timeline
-    from memexplore.gpu_catalogue import gpus
-    from memexplore.knobs.apply import apply
-    from memexplore.knobs.knobs import Knobs
-    from memexplore.notebook.explore import explore
-    from memexplore.notebook.magics import load_ipython_extension, unload_ipython_extension
-    from memexplore.notebook.view import view
-    from memexplore.notebook.watching import watch
-    from memexplore.postmortem.value import post_mortem
-    from memexplore.runs.loading import load
-    from memexplore.search.advise import advise
-    from memexplore.search.sweep import sweep
+    from memexplore.hardware.catalogue import gpus
+    from memexplore.jupyter.explore import explore
+    from memexplore.jupyter.magics import load_ipython_extension, unload_ipython_extension
+    from memexplore.jupyter.view import view
+    from memexplore.jupyter.watching import watch
+    from memexplore.out_of_memory.value import post_mortem
+    from memexplore.ranks.loading import load
+    from memexplore.recorder.recording import record
+    from memexplore.run.knobs.applying.apply import apply
+    from memexplore.run.knobs.knobs import Knobs
+    from memexplore.run.machine import virtual
+    from memexplore.run.programs.fitting import fits
+    from memexplore.run.programs.step import Step
+    from memexplore.run.search.advise import advise
+    from memexplore.run.search.sweep import sweep
+    from memexplore.run.simulate import simulate
     from memexplore.snapshot import save_snapshot
-    from memexplore.steps.fitting import fits
-    from memexplore.steps.step import Step
     from memexplore.tape import Tape
-    from memexplore.units import size_text
-    from memexplore.virtual_gpu.value_setting import Values
+    from memexplore.text.units import size_text
+    from memexplore.virtual_gpu.values.setting import Values
 
 _HOMES = {
-    "Knobs": "knobs.knobs",
+    "Knobs": "run.knobs.knobs",
     "Settings": "allocator",
-    "Step": "steps.step",
+    "Step": "run.programs.step",
     "Tape": "tape",
-    "Values": "virtual_gpu.value_setting",
-    "advise": "search.advise",
-    "apply": "knobs.apply",
+    "Values": "virtual_gpu.values.setting",
+    "advise": "run.search.advise",
+    "apply": "run.knobs.applying.apply",
     "diff": "analysis.difference",
-    "explore": "notebook.explore",
-    "fits": "steps.fitting",
-    "gpus": "gpu_catalogue",
-    "load": "runs.loading",
-    "load_ipython_extension": "notebook.magics",
+    "explore": "jupyter.explore",
+    "fits": "run.programs.fitting",
+    "gpus": "hardware.catalogue",
+    "load": "ranks.loading",
+    "load_ipython_extension": "jupyter.magics",
     "peak": "analysis.curves",
     "plotly_template": "figures.template",
-    "post_mortem": "postmortem.value",
-    "record": "capture",
+    "post_mortem": "out_of_memory.value",
+    "record": "recorder.recording",
     "replay": "allocator",
     "save_snapshot": "snapshot",
     "scaling": "figures.scaling",
-    "simulate": "capture",
-    "size_text": "units",
-    "sweep": "search.sweep",
+    "simulate": "run.simulate",
+    "size_text": "text.units",
+    "sweep": "run.search.sweep",
     "timeline": "figures.timeline",
-    "unload_ipython_extension": "notebook.magics",
-    "view": "notebook.view",
-    "virtual": "capture",
-    "watch": "notebook.watching",
+    "unload_ipython_extension": "jupyter.magics",
+    "view": "jupyter.view",
+    "virtual": "run.machine",
+    "watch": "jupyter.watching",
 }
+
+__version__ = package.VERSION
 
 __all__ = [
     "Knobs",

@@ -19,8 +19,6 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-from tests.layout import depends_on_torch
-
 # Before torch is imported, here and in the processes that tests start: with more threads than free processors, each
 # parallel op waits until its threads are scheduled, which makes small ops ten times as slow.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -30,10 +28,43 @@ hypothesis.settings.register_profile("memexplore", parent=hypothesis.settings(),
 hypothesis.settings.load_profile("memexplore")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give the marker `torch` to tests whose result depends on the release of torch."""
+SLOW = (
+    "tests/browser/",
+    "tests/code/test_lines_tapes.py",
+    "tests/fidelity/",
+    "tests/fuzz/",
+    "tests/integrations/",
+    "tests/jupyter/test_notebooks.py::test_claims",
+    "tests/jupyter/test_notebooks.py::test_notebook_runs",
+    "tests/jupyter/test_notebooks.py::test_solution_runs",
+    "tests/knobs/test_typing.py",
+    "tests/live/test_long_runs.py",
+    "tests/scripts/",
+    "tests/test_binder.py",
+    "tests/test_documents.py::test_snippets_run",
+    "tests/test_site.py",
+)
+"""Browsers, models of the usual size, fuzzers, other libraries' loops, notebooks, scripts, documents. Also slow are all
+tests that interrupt a program at any line."""
+_NOT_SLOW = "not slow"
+TORCH = ("tests/torch_internals/", "tests/virtual_gpu/", "tests/recorder/", "tests/knobs/")
+"""Packages that use private names of torch."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no files whose tests would all be left out."""
+    name = collection_path.relative_to(config.rootpath).as_posix()
+    is_slow = f"{name}/".startswith(SLOW) or (name.endswith(".py") and name in SLOW)
+    return True if is_slow and config.option.markexpr == _NOT_SLOW else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by the place where they stand, before `-m` chooses among them."""
     for item in items:
-        if depends_on_torch(item.path.relative_to(config.rootpath)):
+        if item.nodeid.startswith(SLOW) or "at_any_line" in item.name:
+            item.add_marker(pytest.mark.slow)
+        if item.nodeid.startswith(TORCH):
             item.add_marker(pytest.mark.torch)
 
 
@@ -56,8 +87,10 @@ _NICE = 19
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make a folder that the processes of pytest-xdist find in their environment."""
+    """Leave slow tests out of a run of all tests; make a folder that all processes of pytest-xdist share."""
     if not hasattr(config, "workerinput"):
+        if config.args_source is not config.ArgsSource.ARGS and not config.option.markexpr:
+            config.option.markexpr = _NOT_SLOW
         folder = tempfile.TemporaryDirectory(prefix="memexplore-tests-", ignore_cleanup_errors=True)
         config.add_cleanup(folder.cleanup)
         os.environ[_SHARED] = folder.name
@@ -109,9 +142,9 @@ def forgotten_compilers() -> Iterator[None]:
 
 # --- workers that are forked ------------------------------------------------------------------------------------------
 
-_FRESH = {"tests/search/test_lanes.py", "tests/search/test_workers.py"}
+_FRESH = {"tests/search/test_workers.py"}
 """Test files in which memexplore starts its processes as it does for users."""
-_PRELOADED = ["torch._dynamo.config", "memexplore.search.workers"]
+_PRELOADED = ["torch._dynamo.config", "memexplore.run.search.workers"]
 _ENVIRONMENT = dict(os.environ)
 
 
@@ -121,7 +154,7 @@ def forked_workers(request: pytest.FixtureRequest) -> Iterator[None]:
 
     Not with `monkeypatch`, which would then be undone after all other fixtures of the test.
     """
-    workers = sys.modules.get("memexplore.search.workers")
+    workers = sys.modules.get("memexplore.run.search.workers")
     if workers is None or sys.platform != "linux" or request.node.nodeid.partition("::")[0] in _FRESH:
         yield
         return

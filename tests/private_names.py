@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from memexplore.torch_internals import check
+from tests.layout import syntax_tree
 
-LEAVES = {leaf for row in check.internals() if (leaf := row.name.rpartition(".")[2]).startswith("_")}
 NOT_TORCH = {"_replace", "_fields", "_asdict", "_getframe", "_current_frames", "_processes", "_thread"}
 """Names of namedtuples, of `sys` and of `concurrent.futures`, and a documented module."""
 OPERATORS = ("_aten.", "aten.", "torch.ops.")
@@ -17,6 +17,10 @@ OPERATORS = ("_aten.", "aten.", "torch.ops.")
 
 def _private(name: str) -> bool:
     return name.startswith("_") and not (name.startswith("__") and name.endswith("__"))
+
+
+LEAVES = {leaf for row in check.internals() if _private(leaf := row.name.rpartition(".")[2])}
+"""The last part of each private name. `__call__`, which a row has once its module is imported, is not private."""
 
 
 def _dotted(node: ast.AST) -> str:
@@ -66,7 +70,7 @@ def in_texts(paths: Iterable[Path]) -> set[str]:
     constants = (
         node.value
         for path in paths
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(syntax_tree(path))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     )
     names = {name for text in constants for name in re.findall(r"\btorch(?:\.\w+)*\._\w+|\._\w+", text)}
@@ -75,7 +79,7 @@ def in_texts(paths: Iterable[Path]) -> set[str]:
 
 def in_files(paths: Iterable[Path]) -> list[str]:
     """`file:line: name` of every use of a private name of torch."""
-    trees = {path: ast.parse(path.read_text()) for path in paths}
+    trees = {path: syntax_tree(path) for path in paths}
     on_self = {path: _set_on_self(tree) for path, tree in trees.items()}
     own = set().union(*on_self.values()) - LEAVES
     return [

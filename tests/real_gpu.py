@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import memexplore as mx
-from memexplore import capture, targets
-from memexplore.gpu_catalogue import find
+from memexplore.hardware.catalogue import find
 from memexplore.recorder import cuda
+from memexplore.recorder import recording as recorder
+from memexplore.run import machine
 from memexplore.tape import Meta, Source, Tape
 
 MIB = 1 << 20
@@ -21,9 +22,9 @@ MIB = 1 << 20
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this machine have a GPU of 1 000 MiB with 300 free, and 30 allocated of 100 reserved by this process."""
     gpu = dataclasses.replace(find("1000MiB"), outside=0)
-    monkeypatch.setattr(targets, "_has_usable_gpu", lambda: True)
-    monkeypatch.setattr(targets, "real_device", lambda target, release=None: torch.device("cuda", 0))
-    monkeypatch.setattr(targets.cuda, "catalogue_gpu", lambda device: gpu)
+    monkeypatch.setattr(machine, "default_name", lambda: "cuda")
+    monkeypatch.setattr(machine, "real_device", lambda target, release=None: torch.device("cuda", 0))
+    monkeypatch.setattr(machine.cuda, "catalogue_gpu", lambda device: gpu)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (300 * MIB, 1000 * MIB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 100 * MIB)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 30 * MIB)
@@ -43,5 +44,5 @@ def recorded(monkeypatch: pytest.MonkeyPatch, function: Callable[[], Any], gpu: 
 
 def take_for_real(monkeypatch: pytest.MonkeyPatch, gpu: str = "T4") -> None:
     """Let `mx.record` take the running virtual GPU for a real one."""
-    monkeypatch.setattr(capture, "active", lambda: None)
+    monkeypatch.setattr(recorder, "active", lambda: None)
     monkeypatch.setattr(cuda, "meta", lambda device, versions: Meta(Source.MEASURED, str(device), gpu=find(gpu).key))

@@ -8,7 +8,7 @@ import numpy as np
 
 from memexplore.allocator import replay
 from memexplore.tape import Action, Category, Ending, Frame, Meta, Phase, Source, Tape
-from memexplore.tensor_text import interned
+from memexplore.text.tensor_text import interned
 
 MIB = 1024**2
 GIB = 1024**3
@@ -116,48 +116,68 @@ def training_tape(steps: int = 3, depth: int = 4, pixels: int = 256, batch: int 
     """Return a placed tape of `steps` steps of a UNet-like model with AdamW; every category except unknown occurs."""
     program = Program()
     network = _network(depth)
+    weights = _weights(program, network)
+    for step in range(1, steps + 1):
+        program.mark(step, Phase.FORWARD)
+        program.phase = Phase.FORWARD
+        given = program.alloc(batch * 3 * pixels * pixels * 4, Category.INPUT, "randn", "", 20)
+        kept = _forward(program, network, pixels, batch)
+        program.mark(step, Phase.BACKWARD)
+        gradients = _backward(program, kept, weights)
+        program.free(given)
+        program.mark(step, Phase.OPTIMIZER)
+        if step == 1:
+            for (name, _), size in weights.items():
+                for _ in range(2):
+                    program.alloc(size, Category.OPTIMIZER_STATE, "zeros_like", name, 50)
+        scratch = program.alloc(sum(weights.values()), Category.TEMPORARY, "_foreach_sqrt", "", 51)
+        program.free(scratch, *gradients)
+    program.modules.setdefault("UNet", len(program.modules))
+    return replay(program.tape(meta))
+
+
+def _weights(program: Program, network: list[tuple[str, int]]) -> dict[tuple[str, str], int]:
+    """Allocate the parameters and buffers of a network; return the bytes of each parameter."""
     weights = {}
     for name, channels in network:
         for part in ("weight", "bias"):
             size = channels * channels * 9 * 4 if (part, name[-4:]) == ("weight", "conv") else channels * 4
             if not name.endswith("relu"):
-                weights[name, part] = (program.alloc(size, Category.PARAMETER, "empty", name, 11), size)
+                program.alloc(size, Category.PARAMETER, "empty", name, 11)
+                weights[name, part] = size
         if name.endswith("norm"):
             program.alloc(channels * 4, Category.BUFFER, "zeros", name, 11)
-    state: list[int] = []
-    for step in range(1, steps + 1):
-        program.mark(step, Phase.FORWARD)
-        program.phase = Phase.FORWARD
-        given = program.alloc(batch * 3 * pixels * pixels * 4, Category.INPUT, "randn", "", 20)
-        kept = []
-        for name, channels in network:
-            side = pixels * 64 // channels
-            size = batch * channels * side * side * 4
-            if name.endswith("conv"):
-                workspace = program.alloc(32 * MIB, Category.WORKSPACE, "convolution", name, 30)
-                scratch = program.alloc(size // 4, Category.TEMPORARY, "convolution", name, 30)
-            text = f"float32[{batch}, {channels}, {side}, {side}]"
-            kept.append((name, size, program.alloc(size, Category.ACTIVATION, name.split(".")[-1], name, 31, text)))
-            if name.endswith("conv"):
-                program.free(scratch, workspace)
-        program.mark(step, Phase.BACKWARD)
-        gradients = []
-        for name, size, address in reversed(kept):
-            gradient_of_output = program.alloc(size, Category.TEMPORARY, f"{name.split('.')[-1]}_backward", name, 41)
-            for part in ("weight", "bias"):
-                if (name, part) in weights:
-                    size = weights[name, part][1]
-                    gradients.append(program.alloc(size, Category.GRADIENT, "convolution_backward", name, 42))
-            program.free(address, gradient_of_output)
-        program.free(given)
-        program.mark(step, Phase.OPTIMIZER)
-        for (name, _), (_, size) in weights.items():
-            if step == 1:
-                state += [program.alloc(size, Category.OPTIMIZER_STATE, "zeros_like", name, 50) for _ in range(2)]
-        scratch = program.alloc(sum(size for _, size in weights.values()), Category.TEMPORARY, "_foreach_sqrt", "", 51)
-        program.free(scratch, *gradients)
-    program.modules.setdefault("UNet", len(program.modules))
-    return replay(program.tape(meta))
+    return weights
+
+
+def _forward(program: Program, network: list[tuple[str, int]], pixels: int, batch: int) -> list[tuple[str, int, int]]:
+    """Allocate the activations of a network; return their layer, bytes and address."""
+    kept = []
+    for name, channels in network:
+        side = pixels * 64 // channels
+        size = batch * channels * side * side * 4
+        if name.endswith("conv"):
+            workspace = program.alloc(32 * MIB, Category.WORKSPACE, "convolution", name, 30)
+            scratch = program.alloc(size // 4, Category.TEMPORARY, "convolution", name, 30)
+        text = f"float32[{batch}, {channels}, {side}, {side}]"
+        kept.append((name, size, program.alloc(size, Category.ACTIVATION, name.split(".")[-1], name, 31, text)))
+        if name.endswith("conv"):
+            program.free(scratch, workspace)
+    return kept
+
+
+def _backward(program: Program, kept: list[tuple[str, int, int]], weights: dict[tuple[str, str], int]) -> list[int]:
+    """Free the activations, last one first; return the addresses of the gradients."""
+    gradients = []
+    for name, size, address in reversed(kept):
+        gradient_of_output = program.alloc(size, Category.TEMPORARY, f"{name.split('.')[-1]}_backward", name, 41)
+        for part in ("weight", "bias"):
+            if (name, part) in weights:
+                gradients.append(
+                    program.alloc(weights[name, part], Category.GRADIENT, "convolution_backward", name, 42)
+                )
+        program.free(address, gradient_of_output)
+    return gradients
 
 
 def leaking_tape(steps: int, leaked: int = 100, meta: Meta = CPU) -> Tape:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from memexplore.steps.step import Step
+from memexplore.run.programs.step import Step
 
 
 class Block(nn.Module):

@@ -168,7 +168,7 @@ def test_a_function_that_does_not_fit_is_called_again_for_its_whole_run(capsys):
     assert capsys.readouterr().out == "step\n"
     assert tape.whole.peak()[0] == 30 * 2**20
     # 1 MiB each, two in a segment of 2 MiB
-    assert verdict_content(tape).headline == "Needs 30.0 MiB · the GPU has 20.0 · 10.0 over"
+    assert verdict_content(tape).headline == "Needs 30.0 MiB · the GPU has 20.0 MiB · 10.0 MiB over"
 
 
 def test_a_function_that_fits_is_called_once():

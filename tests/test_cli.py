@@ -7,9 +7,9 @@ import textwrap
 
 import pytest
 
-from memexplore import script
+import memexplore as mx
 from memexplore.tape import Tape
-from tests import programs
+from tests import python_programs
 
 FITTING = """
 import sys
@@ -32,7 +32,7 @@ def memexplore(*arguments, cwd=None, env=None, **keywords):
     # Some variables are read when Python starts.
     fresh = [sys.executable, "-m", "memexplore.cli", *map(str, arguments)]
     return subprocess.run(
-        fresh if env else programs.command("memexplore.cli", *arguments),
+        fresh if env else python_programs.command("memexplore.cli", *arguments),
         cwd=cwd,
         env=os.environ | {"CUDA_VISIBLE_DEVICES": ""} | (env or {}),
         text=True,
@@ -128,7 +128,7 @@ def test_traceback_has_only_frames_of_the_script(write):
     assert f'File "{path}", line 10, in <module>' in done.stderr
     assert f'File "{path}", line 5, in broken' in done.stderr
     assert done.stderr.rstrip().endswith("ValueError: raised by the script")
-    assert os.path.dirname(script.__file__) + os.sep not in done.stderr
+    assert os.path.dirname(mx.__file__) + os.sep not in done.stderr
 
 
 def test_syntax_error_prints_the_same_as_python(write):
@@ -173,10 +173,10 @@ def test_script_is_main_in_its_own_folder(write):
 
 def test_run_writes_tape_and_page(write, tmp_path):
     done = memexplore(
-        "run", write(FITTING), "--gpu", "T4", "-o", tmp_path / "tape.parquet", "--html", tmp_path / "page.html"
+        "run", write(FITTING), "--gpu", "T4", "-o", tmp_path / "tape.tape", "--html", tmp_path / "page.html"
     )
     assert done.returncode == 0, done.stderr
-    assert Tape.load(tmp_path / "tape.parquet").meta.gpu == "T4"
+    assert Tape.load(tmp_path / "tape.tape").meta.gpu == "T4"
     assert (tmp_path / "page.html").read_text().lstrip().lower().startswith("<!doctype html>")
 
 
@@ -337,8 +337,8 @@ def test_open_writes_a_page(snapshot, tmp_path):
 
 
 def test_open_reads_a_tape_saved_by_run(write, tmp_path):
-    memexplore("run", write(FITTING), "--gpu", "T4", "-o", tmp_path / "tape.parquet")
-    result = json.loads(memexplore("open", tmp_path / "tape.parquet", "--json").stdout)
+    memexplore("run", write(FITTING), "--gpu", "T4", "-o", tmp_path / "tape.tape")
+    result = json.loads(memexplore("open", tmp_path / "tape.tape", "--json").stdout)
     assert result["devices"][0]["peak_reserved"] > 4 * 1024**2
 
 

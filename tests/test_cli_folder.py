@@ -10,8 +10,8 @@ import time
 import pytest
 
 from memexplore.cli import commands
-from memexplore.runs.rows import StepRow
-from tests.runs.test_ranks import MIB, write_rank
+from memexplore.ranks.rows import StepRow
+from tests.ranks.test_ranks import MIB, write_rank
 from tests.screens import terminal
 from tests.test_cli import memexplore
 
@@ -43,7 +43,7 @@ def test_a_run_is_followed_to_its_end(tmp_path):
 
 
 def test_the_first_steps_are_waited_for(tmp_path):
-    from memexplore.runs.writer import Writer
+    from memexplore.ranks.writer import Writer
 
     running = Writer(tmp_path, 0, {"device": "cuda:0", "capacity": None})
     with terminal("open", tmp_path) as screen:

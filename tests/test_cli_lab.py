@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import shlex
 import signal
 import subprocess
@@ -11,8 +10,8 @@ import sys
 
 import pytest
 
-from memexplore import script
 from memexplore.cli import commands, examples, lab, run
+from tests.documents import REPOSITORY
 from tests.test_cli import memexplore
 
 
@@ -26,7 +25,7 @@ def create_package(folder, name, text):
 def test_lab_opens_the_first_notebook_and_passes_arguments_on(tmp_path):
     create_package(tmp_path, "jupyterlab", "import sys; print(sys.argv[1:])")
     done = memexplore("lab", "--no-browser", "--port=1234", env={"PYTHONPATH": str(tmp_path)})
-    notebook = pathlib.Path(script.__file__).parent.parent / "notebooks" / "01_where_does_memory_go.ipynb"
+    notebook = REPOSITORY / "notebooks" / "01_where_does_memory_go.ipynb"
     assert done.returncode == 0, done.stderr
     assert repr(str(notebook)) in done.stdout
     assert "'--no-browser', '--port=1234']" in done.stdout

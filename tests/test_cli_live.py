@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import textwrap
 
@@ -13,6 +12,7 @@ import torch
 import memexplore as mx
 from memexplore.cli import live_run
 from memexplore.cli.live_run import normalized
+from memexplore.run.machine import machine_of
 from memexplore.tape import Tape
 from tests.live.test_cuda import real_gpu  # noqa: F401  (a fixture)
 from tests.live.training import Loop
@@ -117,14 +117,14 @@ def test_a_file_gets_plain_lines_and_the_report(write):
 
 def test_steps_are_those_of_the_recorded_program(write, tmp_path):
     path = write("for _ in range(6):\n    step()\n")
-    done = memexplore("run", path, "--live", "--gpu", "T4", "--json", "-o", tmp_path / "live.parquet")
+    done = memexplore("run", path, "--live", "--gpu", "T4", "--json", "-o", tmp_path / "live.tape")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["steps"], result["outcome"], result["error"]) == (6, "fits", None)
     whole = memexplore("run", path, "--gpu", "T4", "--json")
     recorded = json.loads(whole.stdout)
     assert result["worst_step"]["peak_allocated"] == recorded["peak_allocated"] == result["peak_allocated"]
-    assert Tape.load(tmp_path / "live.parquet").peak()[0] == recorded["peak_allocated"]
+    assert Tape.load(tmp_path / "live.tape").peak()[0] == recorded["peak_allocated"]
 
 
 def test_the_cpu_is_watched(write):
@@ -247,7 +247,7 @@ def test_a_real_gpu_is_watched(real_gpu):  # noqa: F811
             loop.step()
 
     options = argparse.Namespace(live=live_run.NO_FOLDER)
-    watched = live_run.watch(program, options, contextlib.nullcontext, torch.device("cuda", 0), is_virtual=False)
+    watched = live_run.watch(program, options, machine_of("cuda"))
     assert watched.outcome == "fits"
     assert watched.status.device == "cuda:0"
     assert watched.status.newest.step == 6

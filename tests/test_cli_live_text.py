@@ -7,7 +7,7 @@ import pytest
 from memexplore.cli import live_display, live_text
 from memexplore.cli.live_status import Status, curve
 from memexplore.cli.terminal import is_terminal
-from memexplore.runs.rows import StepRow
+from memexplore.ranks.rows import StepRow
 
 MIB = 1024**2
 ROW = StepRow(1284, 0.412, 13 * MIB, 14 * MIB, 3 * MIB, "", 14 * MIB, 100 * MIB)

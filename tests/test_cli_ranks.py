@@ -63,7 +63,6 @@ def test_one_rank_is_an_ordinary_run(script: str) -> None:
 
 
 def test_ranks_are_written_to_a_folder(script: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("duckdb")
     folder, page, pages = tmp_path / "ranks", tmp_path / "worst.html", tmp_path / "pages"
     options = ("--gpu", "32MiB", "--world", "3", "--rank", "1,2", "-o", str(folder))
     assert run(script, *options, "--html", str(page)) == 3
@@ -74,6 +73,7 @@ def test_ranks_are_written_to_a_folder(script: str, tmp_path: pathlib.Path, caps
         [2, "failed", 0],
         [1, "ended", 20 * MIB],
     ]
+    assert sorted(path.name for path in folder.iterdir()) == ["rank-1.tape", "rank-2.tape"]
     assert (ranks.tape(1).meta.rank, ranks.tape(1).meta.world) == (1, 3)
     assert "rank 2 of 3" in page.read_text()
     assert run(script, "--gpu", "T4", "--world", "3", "--rank", "0,2", "--html", str(pages)) == 0

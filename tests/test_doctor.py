@@ -7,7 +7,7 @@ import types
 import pytest
 import torch
 
-from memexplore import doctor
+from memexplore.cli import doctor
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -31,7 +31,7 @@ def test_of_several_gpus_the_first_is_the_one_that_is_measured(monkeypatch, caps
     ("missing", "expected"),
     [
         ("jupyterlab", ["Missing: jupyterlab. For notebooks: ", "Browser: none found"]),
-        ("duckdb", ["Missing: duckdb. For folders of watched runs ", "Browser: none found; `memexplore lab --no-"]),
+        ("plotly", ["Missing: plotly. For notebooks: ", "Browser: none found; `memexplore lab --no-"]),
     ],
 )
 def test_a_missing_package_is_named_with_what_needs_it(missing, expected, monkeypatch, capsys):

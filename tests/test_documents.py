@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests import programs
+from tests import python_programs
 from tests.documents import PAGES, REPOSITORY, Kind, blocks_of, languages_of
 
 WITH_CODE = [page for page in PAGES if any(True for _ in blocks_of(page))]
@@ -33,7 +33,7 @@ def test_snippets_run(page: pathlib.Path, tmp_path: pathlib.Path) -> None:
             (tmp_path / block.name).write_text(block.code)
     cells = [(block.line, block.code) for block in blocks if block.kind is Kind.CELL]
     (tmp_path / "cells.json").write_text(json.dumps(cells))
-    words = programs.command("tests.run_cells", "cells.json")
+    words = python_programs.command("tests.run_cells", "cells.json")
     ended = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr[-3000:] + ended.stdout[-1000:]
     for block in blocks:

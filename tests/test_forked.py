@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import programs
+from tests import python_programs
 
-pytestmark = pytest.mark.skipif(not programs.IS_SUPPORTED, reason="programs are forked on Linux only")
+pytestmark = pytest.mark.skipif(not python_programs.IS_SUPPORTED, reason="programs are forked on Linux only")
 
 ROOT = Path(__file__).parents[1]
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.parametrize("sent", [b"", b'{"environment"', b"whole"])
 def test_a_killed_client_does_not_end_the_server(tmp_path: Path, sent: bytes) -> None:
     path = str(tmp_path / "forks")
-    server = programs.serve(path, ("json",))
+    server = python_programs.serve(path, ("json",))
     try:
         while not os.path.exists(path):
             time.sleep(0.01)
@@ -33,7 +33,7 @@ def test_a_killed_client_does_not_end_the_server(tmp_path: Path, sent: bytes) ->
             if sent:
                 content = json.dumps(request).encode() + b"\n" if sent == b"whole" else sent
                 socket.send_fds(client, [content], [null.fileno()] * 3)
-        command = programs.client(path, "json.tool", "--help")
+        command = python_programs.client(path, "json.tool", "--help")
         assert b"usage" in subprocess.run(command, check=True, capture_output=True, timeout=200).stdout
     finally:
         server.terminate()
@@ -43,8 +43,8 @@ def test_a_killed_client_does_not_end_the_server(tmp_path: Path, sent: bytes) ->
 def test_the_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     path = str(tmp_path / "forks")
     code = f"""import os
-from tests import programs
-server = programs.serve({path!r}, ("json",))
+from tests import python_programs
+server = python_programs.serve({path!r}, ("json",))
 while not os.path.exists({path!r}):
     pass
 print(server.pid, flush=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 
-from memexplore.frame_variables import variables
+from memexplore.virtual_gpu.frame_variables import variables
 
 
 class Large:

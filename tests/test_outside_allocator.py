@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memexplore import gpu_catalogue
-from memexplore.outside_allocator import (
+from memexplore.hardware import catalogue
+from memexplore.hardware.outside_allocator import (
     KERNEL_MIB,
     READINGS,
     Reading,
@@ -21,7 +21,7 @@ from memexplore.outside_allocator import (
 from memexplore.tape import Communicator
 
 MIB = 1024**2
-GPUS = {gpu.key: gpu for gpu in gpu_catalogue._CATALOGUE}
+GPUS = {gpu.key: gpu for gpu in catalogue._CATALOGUE}
 CUDA_READINGS = [reading for reading in READINGS if not GPUS[reading.gpu].name.startswith("AMD")]
 RELEASES = ("2.11", "2.12", "2.13", "2.14", "2.15")
 
@@ -77,12 +77,12 @@ def test_training_is_preferred_to_forward_of_a_nearer_release():
     assert outside("RTX 4090", "2.6").high >= 495 * MIB
 
 
-@pytest.mark.parametrize("key", GPUS)
 @pytest.mark.parametrize("release", [None, *RELEASES])
-def test_every_value_is_within_its_range(key, release):
-    result = outside(key, release)
-    assert 0 < result.low <= result.bytes <= result.high
-    assert result.source.startswith("estimate") == result.estimated
+def test_every_value_is_within_its_range(release):
+    for key in GPUS:
+        result = outside(key, release)
+        assert 0 < result.low <= result.bytes <= result.high, key
+        assert result.source.startswith("estimate") == result.estimated, key
 
 
 def test_estimate_is_context_plus_kernels_of_the_compute_capability():

@@ -4,8 +4,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from memexplore import report
 from memexplore.analysis.verdict_content import verdict_content
+from memexplore.page import report
 from memexplore.tape import Category
 from tests.sample_tapes import Program, leaking_tape, oom_tape, small_tape, training_tape
 
@@ -89,7 +89,7 @@ def test_hostile_names_are_escaped():
 
 
 def test_heading_of_an_oom_is_the_verdict():
-    assert Reader(report.html(oom_tape())).heading == "Needs more than 5.00 GiB · T4 has 4.00 · 1.00 over"
+    assert Reader(report.html(oom_tape())).heading == "Needs more than 5.00 GiB · T4 has 4.00 GiB · 1.00 GiB over"
 
 
 def test_page_has_blocks_and_lines(page):

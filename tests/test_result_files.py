@@ -6,8 +6,8 @@ import pathlib
 
 import pytest
 
-from memexplore import result_files
-from memexplore.result_files import PAGE, TAPE
+from memexplore.text import result_files
+from memexplore.text.result_files import PAGE, PARQUET, TAPE
 
 
 def test_a_new_file_in_an_existing_folder_is_accepted_and_not_made(tmp_path):
@@ -15,7 +15,10 @@ def test_a_new_file_in_an_existing_folder_is_accepted_and_not_made(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("kind", "content"), [(PAGE, b"<!DOCTYPE html><p>old"), (TAPE, b"PAR1old"), (TAPE, b"")])
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [(PAGE, b"<!DOCTYPE html><p>old"), (TAPE, b"memexplore tape 1\nold"), (PARQUET, b"PAR1old"), (TAPE, b"")],
+)
 def test_an_older_result_may_be_replaced(tmp_path, kind, content):
     path = tmp_path / "result"
     path.write_bytes(content)
@@ -23,7 +26,7 @@ def test_an_older_result_may_be_replaced(tmp_path, kind, content):
     assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize("kind", [PAGE, TAPE])
+@pytest.mark.parametrize("kind", [PAGE, TAPE, PARQUET])
 def test_a_file_of_another_kind_is_not_replaced(tmp_path, kind):
     path = tmp_path / "train.py"
     path.write_text("print(1)")

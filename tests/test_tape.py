@@ -30,21 +30,21 @@ def _tape() -> Tape:
 
 def test_load_returns_the_saved_tape(tmp_path):
     tape = _tape()
-    tape.save(tmp_path / "tape.parquet")
-    loaded = Tape.load(tmp_path / "tape.parquet")
+    tape.save(tmp_path / "tape.tape")
+    loaded = Tape.load(tmp_path / "tape.tape")
     assert loaded.equals(tape)
     assert loaded.meta == tape.meta
 
 
 def test_load_of_another_file_raises(tmp_path):
-    path = tmp_path / "no.parquet"
-    path.write_bytes(b"PAR1 not really")
+    path = tmp_path / "no.tape"
+    path.write_bytes(b"memexplore tape 1\n not really")
     with pytest.raises(ValueError, match="not a readable tape"):
         Tape.load(path)
 
 
 def test_load_of_a_truncated_file_raises(tmp_path):
-    path = tmp_path / "tape.parquet"
+    path = tmp_path / "tape.tape"
     _tape().save(path)
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ValueError, match="not a readable tape"):
@@ -82,7 +82,7 @@ def test_columns_are_read_only():
 @settings(max_examples=25)
 @given(st.lists(st.tuples(st.sampled_from(list(Action)), st.integers(-1, 2**62), st.integers(0, 2**62)), max_size=30))
 def test_load_returns_any_saved_rows(tmp_path_factory, rows):
-    path = tmp_path_factory.mktemp("tapes") / "tape.parquet"
+    path = tmp_path_factory.mktemp("tapes") / "tape.tape"
     columns = {"action": [r[0] for r in rows], "address": [r[1] for r in rows], "size": [r[2] for r in rows]}
     tape = Tape.from_columns(columns, meta=META)
     tape.save(path)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memexplore.tensor_text import dtype_of, interned, is_tensor_text, shape_of, tensor_text
+from memexplore.text.tensor_text import dtype_of, interned, is_tensor_text, shape_of, tensor_text
 
 shapes = st.lists(st.integers(0, 1 << 62), max_size=6).map(tuple)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memexplore.units import difference_text, parse_size, size_text
+from memexplore.text.units import difference_text, parse_size, size_text
 
 
 @pytest.mark.parametrize(

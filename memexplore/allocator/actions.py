@@ -1,4 +1,4 @@
-"""Groups of the actions of a tape's segment rows."""
+"""Name the groups of actions that a tape's segment rows have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks, expandable segments, and the sets of free blocks: one `FreeSet` for each pool and stream."""
+"""Hold blocks, expandable segments, and the sets of free blocks: one `FreeSet` for each pool and stream."""
 
 from __future__ import annotations
 

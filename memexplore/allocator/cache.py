@@ -1,12 +1,12 @@
-"""Releasing cached memory to the device: garbage collection, oversize blocks, whole pools (docs/allocator.md 8, 10)."""
+"""Release cached memory to the device: garbage collection, oversize blocks, whole pools (docs/allocator.md 8, 10)."""
 
 from __future__ import annotations
 
 from memexplore.allocator import expandable
 from memexplore.allocator.blocks import Block, FreeSet, Pool
 from memexplore.allocator.segments import Segments
-from memexplore.allocator.settings import UNLIMITED
 from memexplore.tape import Action
+from memexplore.tape.allocator_settings import UNLIMITED
 
 
 def collect_garbage(segments: Segments) -> None:

@@ -1,4 +1,4 @@
-"""Expandable segments: memory mapped to a range of addresses page by page (docs/allocator.md section 12)."""
+"""Map and unmap the memory of expandable segments page by page (docs/allocator.md section 12)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from bisect import bisect_left, insort
 
 from memexplore.allocator.blocks import ADDRESS, Block, ExpandableSegment, FreeSet
 from memexplore.allocator.segments import Segments
-from memexplore.allocator.settings import SMALL_SEGMENT
 from memexplore.tape import Action
+from memexplore.tape.allocator_settings import SMALL_SEGMENT
 
 
 def effective_size(block: Block) -> int:

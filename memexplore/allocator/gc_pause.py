@@ -1,4 +1,4 @@
-"""A pause of Python's cyclic garbage collector, for loops that create many lasting objects."""
+"""Pause Python's cyclic garbage collector during loops that create many lasting objects."""
 
 from __future__ import annotations
 

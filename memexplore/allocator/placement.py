@@ -1,7 +1,6 @@
-"""Placement: the addresses that the GPU driver gives to new segments, by operating system (docs/allocator.md 19).
+"""Choose addresses for new segments as the GPU driver of an operating system does (docs/allocator.md 19).
 
-Sizes of segments go in, their addresses come out. Up to torch 2.11 the address decides between free blocks of equal
-size, so the placement can change peaks.
+Up to torch 2.11 the address decides between free blocks of equal size, so the placement can change peaks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The requests of a tape, made again under some settings: a tape in, a tape with new addresses and segment rows out."""
+"""Repeat the requests of a tape under some settings: new addresses and segment rows, or out of memory."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memexplore.allocator.actions import GROWTH
+from memexplore.allocator.block_allocator import BlockAllocator
 from memexplore.allocator.blocks import Block
-from memexplore.allocator.core import AllocatorCore
 from memexplore.allocator.gc_pause import gc_paused
 from memexplore.allocator.placement import Placement, placement_on
 from memexplore.allocator.restore import restore
-from memexplore.allocator.settings import SMALL_SEGMENT, Settings
-from memexplore.process_limit import limited
 from memexplore.tape import Action, Ending, Tape
+from memexplore.tape.allocator_settings import SMALL_SEGMENT, Settings
+from memexplore.tape.process_limit import limited
 
 _DEFAULT_RELEASE = "2.11"  # for tapes without a torch version: free blocks had one order from 1.x to 2.11
 _CHUNK = 1 << 17
@@ -100,7 +100,7 @@ class _Replay:
         self.highest = int((tape.address + tape.size).max(initial=0))
         self.dropped = np.isin(tape.action, (*GROWTH, *_RELEASES))
         meta = tape.meta
-        self.allocator = AllocatorCore(
+        self.allocator = BlockAllocator(
             settings,
             capacity=limited(meta, None).capacity,
             total=meta.total,
@@ -113,7 +113,7 @@ class _Replay:
         if meta.capacity_without_limit is not None:
             self.allocator.limit_to(meta.capacity)
         self.allocator.on_pending_completed = self._complete_early
-        begin, self.blocks = restore(tape, self.allocator) if keeps_addresses else (0, {})
+        begin, self.blocks = restore(tape, self.allocator.segments) if keeps_addresses else (0, {})
         self.dropped[:begin] = False
         with gc_paused():
             self._run(begin)
@@ -134,10 +134,9 @@ class _Replay:
         for row in self._growth_before(self.row):
             if tape.action[row] == Action.SEGMENT_MAP or tape.size[row] == size:
                 return int(tape.address[row])
-        self.allocator.next_address = max(
-            self.allocator.next_address, -(-self.highest // SMALL_SEGMENT) * SMALL_SEGMENT
-        )
-        return self.allocator.next_range(size)
+        segments = self.allocator.segments
+        segments.next_address = max(segments.next_address, -(-self.highest // SMALL_SEGMENT) * SMALL_SEGMENT)
+        return segments.next_range(size)
 
     def _growth_before(self, row: int) -> Iterator[int]:
         """Return the rows with new memory among the segment rows directly before a row."""
@@ -164,7 +163,7 @@ class _Replay:
     def _run_chunk(self, steps: Iterable[tuple[int, ...]]) -> bool:
         """Repeat some rows; return whether the device had memory for them."""
         blocks, new_address = self.blocks, self.new_address
-        allocate_block, merge_free = self.allocator.allocate_block, self.allocator.merge_free
+        allocate_block, merge_free = self.allocator.allocate_block, self.allocator.segments.merge_free
         alloc, preexisting = int(Action.ALLOC), int(Action.PREEXISTING)
         for row, action, address, size, stream in steps:
             if action == _FREE_AT_ONCE:
@@ -243,7 +242,7 @@ class _Replay:
             if block is None:
                 self.new_address[row] = -1
             else:
-                allocator.merge_free(block)
+                allocator.segments.merge_free(block)
                 self.dropped[row] = True
         elif action == Action.FREE_COMPLETED and address in self.completed_early:
             self.completed_early.remove(address)
@@ -262,13 +261,13 @@ class _Replay:
             self.pending.pop(block, None)
             allocator.cancel_events(block)
             self.new_address[row] = block.address
-            allocator.merge_free(block)
+            allocator.segments.merge_free(block)
 
     def _free_unrecorded(self, block: Block) -> None:
         """Free a block whose address the tape hands out again without a free in between."""
         self.pending.pop(block, None)
         self.allocator.cancel_events(block)
-        self.allocator.merge_free(block)
+        self.allocator.segments.merge_free(block)
 
     def _no_block(self, row: int) -> ValueError:
         return ValueError(f"row {row} frees {int(self.recorded.address[row]):#x}, where no block is allocated")

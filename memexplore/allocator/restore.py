@@ -1,8 +1,9 @@
-"""The allocator's state at the first event of a tape that starts late: from the tape's initial rows to blocks."""
+"""Restore the state that the allocator had at the first event of a tape that starts late, from its initial rows."""
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -10,11 +11,11 @@ import numpy as np
 
 from memexplore.allocator import expandable
 from memexplore.allocator.actions import GROWTH
-from memexplore.allocator.blocks import ADDRESS, Block, ExpandableSegment, FreeSet
+from memexplore.allocator.blocks import ADDRESS, Block, ExpandableSegment, FreeSet, Pool
 from memexplore.allocator.segments import Segments
-from memexplore.allocator.settings import SMALL, SMALL_SEGMENT
 from memexplore.allocator.sizes import block_sizes
 from memexplore.tape import Action, Tape
+from memexplore.tape.allocator_settings import SMALL, SMALL_SEGMENT
 
 _FREES = (Action.FREE_REQUESTED, Action.FREE_COMPLETED)
 
@@ -37,18 +38,15 @@ class _Taken(NamedTuple):
 
 
 def restore(tape: Tape, segments: Segments) -> tuple[int, dict[int, Block]]:
-    """Put the segments and blocks of a tape's initial rows into an allocator.
+    """Put the segments and blocks of a tape's initial rows into empty segments of an allocator.
 
     The initial rows are the segments (segment_alloc; segment_map for each mapped run of an expandable segment), then at
     least one preexisting row, then the frees of the empty ones among them. Returns their number and the blocks by
     address; 0 and no blocks if a preexisting block lies outside every segment.
     """
-    preexisting = np.flatnonzero(tape.action == Action.PREEXISTING)
-    if not len(preexisting):
+    count = _count_of_initial_rows(tape)
+    if not count:
         return 0, {}
-    count = int(preexisting[-1]) + 1
-    while count < len(tape) and tape.size[count] == 0 and tape.action[count] in _FREES:
-        count += 1
     initial = tape[:count]
     columns = (initial.address.tolist(), block_sizes(initial).tolist(), initial.size.tolist())
     taken = sorted(_Taken(*fields) for fields in zip(*columns, strict=True) if fields[1])
@@ -57,20 +55,9 @@ def restore(tape: Tape, segments: Segments) -> tuple[int, dict[int, Block]]:
         return 0, {}
     on_event, segments.on_event = segments.on_event, None
     blocks: dict[int, Block] = {}
-    position = 0
     mapped: dict[FreeSet, list[Block]] = {}
-    for region in regions:
-        inside = []
-        while position < len(taken) and taken[position].address < region.end:
-            inside.append(taken[position])
-            position += 1
-        size = region.end - region.address
-        small = size == SMALL_SEGMENT
-        if region.expandable:
-            small = any(block.size <= SMALL for block in inside) or (
-                not inside and size % segments.settings.large_segment_size != 0
-            )
-        free_set = segments.free_set(segments.small if small else segments.large, region.stream)
+    for region, inside in _with_blocks(regions, taken):
+        free_set = segments.free_set(_pool(segments, region, inside), region.stream)
         pieces = _pieces(segments, free_set, region, inside)
         for block in pieces:
             if block.requested:
@@ -82,7 +69,7 @@ def restore(tape: Tape, segments: Segments) -> tuple[int, dict[int, Block]]:
         else:
             _link(pieces)
         action = Action.SEGMENT_MAP if region.expandable else Action.SEGMENT_ALLOC
-        segments.update_reserved(action, region.address, size, free_set)
+        segments.update_reserved(action, region.address, region.end - region.address, free_set)
     for free_set, pieces in mapped.items():
         _join_expandable(segments, free_set, pieces)
     for address in initial.address[(initial.action == Action.FREE_REQUESTED) & (initial.size > 0)].tolist():
@@ -91,6 +78,35 @@ def restore(tape: Tape, segments: Segments) -> tuple[int, dict[int, Block]]:
         blocks[address].pending_events = 1
     segments.on_event = on_event
     return count, blocks
+
+
+def _count_of_initial_rows(tape: Tape) -> int:
+    """Return the number of rows that describe the state before the first event; 0 in a tape that starts empty."""
+    preexisting = np.flatnonzero(tape.action == Action.PREEXISTING)
+    if not len(preexisting):
+        return 0
+    count = int(preexisting[-1]) + 1
+    while count < len(tape) and tape.size[count] == 0 and tape.action[count] in _FREES:
+        count += 1
+    return count
+
+
+def _with_blocks(regions: list[_Region], taken: list[_Taken]) -> Iterator[tuple[_Region, list[_Taken]]]:
+    """Yield each region with the blocks inside it; both lists are sorted by address."""
+    starts = [block.address for block in taken]
+    for region in regions:
+        yield region, taken[bisect_left(starts, region.address) : bisect_left(starts, region.end)]
+
+
+def _pool(segments: Segments, region: _Region, inside: list[_Taken]) -> Pool:
+    """Return the pool of a region: by its size, and in an expandable segment by its blocks."""
+    size = region.end - region.address
+    small = size == SMALL_SEGMENT
+    if region.expandable:
+        small = any(block.size <= SMALL for block in inside) or (
+            not inside and size % segments.settings.large_segment_size != 0
+        )
+    return segments.small if small else segments.large
 
 
 def _regions(initial: Tape) -> list[_Region]:

@@ -1,7 +1,7 @@
-"""The memory that the allocator holds on one device: pools, free sets, blocks and what the device may still give.
+"""Keep the memory that the allocator holds on one device: pools, free sets, blocks and what the device may still give.
 
-`Segments` is the state that `cache` (releasing), `expandable` (mapping) and `core` (requests and frees) work on. It
-splits and merges blocks and accounts for segments; it neither searches nor decides.
+`Segments` splits and merges blocks and accounts for segments. It neither searches nor decides: `BlockAllocator` does,
+with the functions of `cache` (releasing memory) and `expandable` (mapping memory).
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from memexplore.allocator.actions import GROWTH
 from memexplore.allocator.blocks import RANK, Block, FreeSet, Pool, PoolOptions, PrivatePool
 from memexplore.allocator.placement import END, LinuxPlacement, Placement
-from memexplore.allocator.settings import BLOCK, SMALL, UNLIMITED, Order, Settings, order_of
+from memexplore.allocator.stats import Statistics
 from memexplore.tape import Action
+from memexplore.tape.allocator_settings import BLOCK, SMALL, UNLIMITED, Order, Settings, order_of
 
 OnEvent = Callable[[Action, int, int, int], object]
 """Called with action, address, size and stream of a segment or out-of-memory event."""
@@ -29,6 +30,7 @@ class Segments:
     `capacity` is the sum that all segments may reach, None for no limit; `total` is the device's memory; `release` is
     the torch release whose order of free blocks holds. `placement` chooses the addresses of new segments, by default as
     the driver on Linux does, unless `choose_address` is given. Expandable segments lie one behind the other.
+    `statistics` count splits, and memory that the device gives or takes back.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Segments:
         on_event: OnEvent | None = None,
         choose_address: ChooseAddress | None = None,
         placement: Placement | None = None,
+        statistics: Statistics | None = None,
     ) -> None:
         self.settings = settings if settings is not None else Settings()
         self.capacity = UNLIMITED if capacity is None else capacity
@@ -52,6 +55,7 @@ class Segments:
         self.on_event = on_event
         self.choose_address = choose_address
         self.placement = LinuxPlacement() if placement is None else placement
+        self.statistics = statistics
         self.next_address = END
         """The address of the next expandable segment, and of a segment for which `placement` has no address."""
         self.small, self.large = Pool("small"), Pool("large")
@@ -77,7 +81,8 @@ class Segments:
 
     def pools(self) -> list[Pool]:
         """Return the default pools and those of every private pool."""
-        return [self.small, self.large, *(pool for each in self.private.values() for pool in (each.small, each.large))]
+        private = self.private.values()
+        return [self.small, self.large, *(pool for pools in private for pool in (pools.small, pools.large))]
 
     def uses_expandable(self, pool: Pool) -> bool:
         """Whether new memory of the pool comes from expandable segments."""
@@ -104,6 +109,8 @@ class Segments:
     def update_reserved(self, action: Action, address: int, size: int, free_set: FreeSet) -> None:
         """Account for memory that the device gave (segment_alloc, segment_map) or took back, and report the event."""
         self.reserved += size if action in GROWTH else -size
+        if self.statistics is not None:
+            self.statistics.segment_changed(action, size, free_set)
         if action is Action.SEGMENT_FREE:
             self.placement.release(address)
         if self.on_event is not None:
@@ -144,6 +151,8 @@ class Segments:
         block.address += size
         block.size -= size
         block.free_set.insert(block)
+        if self.statistics is not None:
+            self.statistics.split(front, block)
         return front
 
     def merge_free(self, block: Block) -> None:

@@ -1,4 +1,4 @@
-"""The size of the block that each request of a tape received, and sizes as PyTorch writes them."""
+"""Find the size of the block that each request of a tape received, and write sizes as PyTorch does."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memexplore.allocator.blocks import Block
-from memexplore.allocator.settings import BLOCK, SMALL, SMALL_SEGMENT, Settings
 from memexplore.tape import Action, Tape
+from memexplore.tape.allocator_settings import BLOCK, SMALL, SMALL_SEGMENT, Settings
 
 
 def rounded_sizes(sizes: NDArray[np.int64], settings: Settings) -> NDArray[np.int64]:
@@ -69,58 +69,85 @@ def underivable_ends(blocks: Iterable[Block]) -> list[int]:
 
 def _add_remainders(tape: Tape, rows: NDArray[np.int64], result: NDArray[np.int64], settings: Settings) -> None:
     """Add to each large block in `result` the remainder that was too small to split off; `rows`: the large pool's."""
-    starts: list[int] = []
-    """Addresses of the segments, sorted."""
-    ends: dict[int, int] = {}
-    """From the address of a segment to its end."""
-    borders: list[int] = []
-    """Addresses that a block cannot extend over, sorted: of taken blocks, and ends of segments."""
-    taken: dict[int, int] = {}
-    """From the address of a taken block to its rounded size."""
-    initial: list[tuple[int, int]] = []
-    """Rows and addresses of preexisting blocks: their remainders are found once all of them are taken."""
+    pool = _LargePool(settings.max_split_size)
+    preexisting_blocks: list[tuple[int, int]] = []
+    """Rows and addresses: their remainders are found once all of them are taken."""
     columns = (rows, tape.action[rows], tape.address[rows], tape.size[rows], result[rows])
     preexisting = int(Action.PREEXISTING)
     alloc, freed, segment = int(Action.ALLOC), int(Action.FREE_COMPLETED), int(Action.SEGMENT_ALLOC)
-    max_split_size = settings.max_split_size
 
-    def extend(row: int, address: int) -> None:
-        size = taken[address]
-        at = bisect_right(starts, address) - 1
-        if at < 0 or address + size > ends[starts[at]]:
-            return
-        border = borders[bisect_right(borders, address)]
-        if 0 < border - address - size <= SMALL or max_split_size <= size:
-            result[row] = border - address
+    def extend_preexisting() -> None:
+        for row, address in preexisting_blocks:
+            result[row] = pool.block_size(address)
+        preexisting_blocks.clear()
 
     for row, action, address, size, rounded in zip(*(column.tolist() for column in columns), strict=True):
-        if initial and action != preexisting:
-            for pair in initial:
-                extend(*pair)
-            initial.clear()
-        if action == alloc or action == preexisting:  # noqa: SIM109  (a tuple is slower)
-            if address not in taken:
-                insort(borders, address)
-            taken[address] = rounded
-            if action == alloc:
-                extend(row, address)
-            elif size:
-                initial.append((row, address))
+        if preexisting_blocks and action != preexisting:
+            extend_preexisting()
+        if action == alloc:
+            pool.take(address, rounded)
+            result[row] = pool.block_size(address)
+        elif action == preexisting:
+            pool.take(address, rounded)
+            if size:
+                preexisting_blocks.append((row, address))
         elif action == freed:
-            if taken.pop(address, None) is not None:
-                del borders[bisect_left(borders, address)]
+            pool.free(address)
         elif action == segment:
-            if address in ends:  # in a tape that lacks the free
-                del borders[bisect_left(borders, ends[address])]
-            else:
-                insort(starts, address)
-            ends[address] = address + size
-            insort(borders, address + size)
-        elif address in ends:
-            del starts[bisect_left(starts, address)]
-            del borders[bisect_left(borders, ends.pop(address))]
-    for pair in initial:
-        extend(*pair)
+            pool.add_segment(address, size)
+        else:
+            pool.remove_segment(address)
+    extend_preexisting()
+
+
+class _LargePool:
+    """Segments and taken blocks of the large pool by address, at one row of a tape."""
+
+    def __init__(self, max_split_size: int) -> None:
+        self._max_split_size = max_split_size
+        self._starts: list[int] = []
+        """Addresses of the segments, sorted."""
+        self._ends: dict[int, int] = {}
+        """From the address of a segment to its end."""
+        self._borders: list[int] = []
+        """Addresses that a block cannot extend over, sorted: of taken blocks, and ends of segments."""
+        self._taken: dict[int, int] = {}
+        """From the address of a taken block to its rounded request."""
+
+    def take(self, address: int, rounded: int) -> None:
+        if address not in self._taken:
+            insort(self._borders, address)
+        self._taken[address] = rounded
+
+    def free(self, address: int) -> None:
+        if self._taken.pop(address, None) is not None:
+            self._remove_border(address)
+
+    def add_segment(self, address: int, size: int) -> None:
+        if address in self._ends:  # in a tape that lacks the free
+            self._remove_border(self._ends[address])
+        else:
+            insort(self._starts, address)
+        self._ends[address] = address + size
+        insort(self._borders, address + size)
+
+    def remove_segment(self, address: int) -> None:
+        if address in self._ends:
+            del self._starts[bisect_left(self._starts, address)]
+            self._remove_border(self._ends.pop(address))
+
+    def block_size(self, address: int) -> int:
+        """Return the bytes of a taken block: its rounded request and the remainder that was not split off."""
+        size = self._taken[address]
+        segment = bisect_right(self._starts, address) - 1
+        if segment < 0 or address + size > self._ends[self._starts[segment]]:
+            return size
+        border = self._borders[bisect_right(self._borders, address)]
+        absorbs = 0 < border - address - size <= SMALL or self._max_split_size <= size
+        return border - address if absorbs else size
+
+    def _remove_border(self, address: int) -> None:
+        del self._borders[bisect_left(self._borders, address)]
 
 
 def format_size(size: int) -> str:

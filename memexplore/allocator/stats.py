@@ -1,6 +1,12 @@
-"""Counters of `torch.cuda.memory_stats()` (docs/allocator.md section 14)."""
+"""Count what `torch.cuda.memory_stats()` reports (docs/allocator.md section 14)."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
+
+from memexplore.allocator.actions import GROWTH
+from memexplore.allocator.blocks import Block, FreeSet
+from memexplore.tape import Action
 
 
 class Stat:
@@ -132,3 +138,177 @@ _WITH_OWN_PEAK = (
     "inactive_split",
     "inactive_split_bytes",
 )
+
+
+class InactiveAround(NamedTuple):
+    """The inactive splits that a block absorbs when its free completes."""
+
+    blocks: int
+    size: int
+    """Bytes."""
+    fill_segment: bool
+    """Whether they and the block are a whole segment, which is no split any more."""
+
+
+class Statistics:
+    """The statistics of one allocator by pool, which count requests, frees, splits and segments."""
+
+    def __init__(self, max_split_size: int) -> None:
+        self._max_split_size = max_split_size
+        self.all = PoolStats()
+        self.by_kind = {"small": PoolStats(), "large": PoolStats()}
+        """By the kind of the pool."""
+        self._oversize_allocations, self._oversize_segments = Stat(), Stat()
+        self._private_reserved: dict[tuple[int, int], dict[str, Stat]] = {}
+        self.was_split = False
+        """Whether a block was split since this was set to False, which each request does."""
+
+    def allocated(self, block: Block, requested: int) -> None:
+        """Count a block that a request got."""
+        size = block.size
+        of_pool = self.by_kind[block.free_set.pool.kind]
+        if not self.was_split and block.expandable is None and (block.previous is not None or block.next is not None):
+            for stats in (self.all, of_pool):
+                stats.inactive_split.decrease(1)
+                stats.inactive_split_bytes.decrease(size)
+        # Stat.increase is written out: every tensor of a simulated training step passes here.
+        for stats in (self.all, of_pool):
+            stat = stats.allocation
+            stat.current += 1
+            if stat.current > stat.peak:
+                stat.peak = stat.current
+            stat = stats.allocated_bytes
+            stat.current += size
+            if stat.current > stat.peak:
+                stat.peak = stat.current
+            stat = stats.requested_bytes
+            stat.current += requested
+            if stat.current > stat.peak:
+                stat.peak = stat.current
+        if self.all.pending.current:
+            self.all.update_active_peaks()
+            of_pool.update_active_peaks()
+        if size >= self._max_split_size:
+            self._oversize_allocations.increase(1)
+
+    def freed(self, block: Block) -> None:
+        """Count a block whose free was requested; it is pending while other streams use it."""
+        size = block.size
+        for stats in (self.all, self.by_kind[block.free_set.pool.kind]):
+            stat = stats.allocation
+            stat.current -= 1
+            stat.freed += 1
+            stat = stats.allocated_bytes
+            stat.current -= size
+            stat.freed += size
+            if block.other_streams:
+                stats.pending.increase(1)
+                stats.pending_bytes.increase(size)
+        if size >= self._max_split_size:
+            self._oversize_allocations.decrease(1)
+
+    def pending_ended(self, block: Block) -> None:
+        """Count a pending block whose streams have finished."""
+        for stats in (self.all, self.by_kind[block.free_set.pool.kind]):
+            stats.pending.decrease(1)
+            stats.pending_bytes.decrease(block.size)
+
+    def free_completed(self, block: Block, around: InactiveAround) -> None:
+        """Count a completed free; the block is merged, `inactive_around` has looked at it before."""
+        for stats in (self.all, self.by_kind[block.free_set.pool.kind]):
+            stat = stats.requested_bytes
+            stat.current -= block.requested
+            stat.freed += block.requested
+            if block.expandable is None:
+                if around.fill_segment:
+                    stats.inactive_split.change(-around.blocks)
+                    stats.inactive_split_bytes.change(-around.size)
+                else:
+                    stats.inactive_split.change(1 - around.blocks)
+                    stats.inactive_split_bytes.change(block.size - around.size)
+
+    def split(self, front: Block, rest: Block) -> None:
+        """Count a block that was split in two, of which `rest` is inactive."""
+        self.was_split = True
+        if front.expandable is not None:
+            return
+        was_split_before = front.previous is not None or rest.next is not None
+        for stats in (self.all, self.by_kind[front.free_set.pool.kind]):
+            if was_split_before:
+                stats.inactive_split_bytes.decrease(front.size)
+            else:
+                stats.inactive_split.increase(1)
+                stats.inactive_split_bytes.increase(rest.size)
+
+    def segment_changed(self, action: Action, size: int, free_set: FreeSet) -> None:
+        """Count memory that the device gave or took back."""
+        of_pool = self.by_kind[free_set.pool.kind]
+        reserved = [self.all.reserved_bytes, of_pool.reserved_bytes]
+        if free_set.pool.private is not None:
+            names = ("all", "large_pool", "small_pool")
+            private = self._private_reserved.setdefault(free_set.pool.identity, {name: Stat() for name in names})
+            reserved += [private["all"], private[f"{free_set.pool.kind}_pool"]]
+        sign = 1 if action in GROWTH else -1
+        for stat in reserved:
+            stat.change(sign * size)
+        if action in (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE):
+            self.all.segment.change(sign)
+            of_pool.segment.change(sign)
+            if size >= self._max_split_size:
+                self._oversize_segments.change(sign)
+
+    def reset_peaks(self) -> None:
+        """Set every peak to the current value."""
+        for stats in self._pools().values():
+            stats.reset_peaks()
+        for stat in self._further():
+            stat.reset_peak()
+
+    def reset_accumulated(self) -> None:
+        """Start the sums of increases and decreases from zero."""
+        for stats in self._pools().values():
+            stats.reset_accumulated()
+        for stat in self._further():
+            stat.reset_accumulated()
+
+    def values(self) -> dict[str, int]:
+        """Return the values under the names of `torch.cuda.memory_stats()`, sizes in bytes."""
+        flat: dict[str, int] = {}
+        for pool, stats in self._pools().items():
+            for name, values in stats.values().items():
+                flat |= {f"{name}.{pool}.{key}": value for key, value in values.items()}
+        oversize = {"oversize_allocations": self._oversize_allocations, "oversize_segments": self._oversize_segments}
+        for name, stat in oversize.items():
+            flat |= {f"{name}.{key}": value for key, value in stat.values().items()}
+        for identity, private in self._private_reserved.items():
+            prefix = f"reserved_bytes_by_private_pools.{identity[0]}_{identity[1]}"
+            for pool, stat in private.items():
+                flat |= {f"{prefix}.{pool}.{key}": value for key, value in stat.values().items()}
+        return flat
+
+    def _pools(self) -> dict[str, PoolStats]:
+        return {"all": self.all, "large_pool": self.by_kind["large"], "small_pool": self.by_kind["small"]}
+
+    def _further(self) -> list[Stat]:
+        private = [stat for stats in self._private_reserved.values() for stat in stats.values()]
+        return [self._oversize_allocations, self._oversize_segments, *private]
+
+
+def inactive_around(block: Block) -> InactiveAround:
+    """Return the inactive splits beside a block that is about to be free."""
+    previous, following = block.previous, block.next
+    count = size = 0
+    fill_segment = True
+    if previous is not None:
+        if previous.free:
+            count, size, fill_segment = 1, previous.size, previous.previous is None
+        else:
+            fill_segment = False
+    if following is not None:
+        if following.free:
+            count += 1
+            size += following.size
+            fill_segment = fill_segment and following.next is None
+        else:
+            fill_segment = False
+    return InactiveAround(count, size, fill_segment)

@@ -1,4 +1,4 @@
-"""The address map of a Tape after a row: segments, blocks, free gaps; fragmentation in numbers and in a sentence."""
+"""Map the addresses of a Tape after a row: segments, blocks, free gaps; fragmentation in numbers and in a sentence."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memexplore.allocator.actions import GROWTH
-from memexplore.allocator.settings import LARGE_SEGMENT, SMALL_SEGMENT
 from memexplore.analysis.curves import Rows, block_bytes, lifetimes
 from memexplore.analysis.segments import segments_at_end
 from memexplore.tape import Tape
-from memexplore.units import size_text
+from memexplore.tape.allocator_settings import LARGE_SEGMENT, SMALL_SEGMENT
+from memexplore.text.units import size_text
 
 
 class AddressMap(NamedTuple):
@@ -75,17 +75,17 @@ def address_map(tape: Tape, row: int) -> AddressMap:
     born, free_requested = life.born[here], life.requested[here]
     order = np.argsort(tape.address[born], kind="stable")
     born, free_requested = born[order], free_requested[order]
-    found = segments_at_end(tape[: row + 1])
-    start = np.array([region[0] for region in found], dtype=np.int64)
-    end = np.array([region[1] for region in found], dtype=np.int64)
+    segments = segments_at_end(tape[: row + 1])
+    start = np.array([region[0] for region in segments], dtype=np.int64)
+    end = np.array([region[1] for region in segments], dtype=np.int64)
     address = tape.address[born]
     segment = np.searchsorted(start, address, side="right") - 1
     outside = (segment < 0) | (address >= np.append(end, 0)[segment])
     return AddressMap(
         start,
         end - start,
-        np.array([region[3] for region in found], dtype=bool),
-        np.array([region[4] for region in found], dtype=bool),
+        np.array([region[3] for region in segments], dtype=bool),
+        np.array([region[4] for region in segments], dtype=bool),
         born,
         address,
         block_bytes(tape)[born],
@@ -125,11 +125,11 @@ def fragmentation(tape: Tape, row: int) -> Fragmentation:
     """
     shown = address_map(tape, row)
     begins, sizes, segment = gaps(shown)
-    whole = sizes == shown.length[segment] if len(sizes) else np.zeros(0, dtype=bool)
+    is_whole = sizes == shown.length[segment] if len(sizes) else np.zeros(0, dtype=bool)
     page = np.where(shown.small[segment], SMALL_SEGMENT, LARGE_SEGMENT)
     offset = begins - shown.start[segment]
     pages = np.maximum((offset + sizes) // page - -(-offset // page), 0) * page
-    releasable = np.where(shown.expandable[segment], np.where(whole, sizes, pages), np.where(whole, sizes, 0))
+    releasable = np.where(shown.expandable[segment], np.where(is_whole, sizes, pages), np.where(is_whole, sizes, 0))
     held = shown.size[~shown.pending]
     return Fragmentation(
         int(shown.length.sum()),

@@ -1,31 +1,30 @@
-"""What a run needs beside what there is: sizes and the metadata of a tape go in, parts of a sentence come out."""
+"""Say what a run needs and what there is: "needs 3.00 GiB · T4 has 2.00 GiB · 1.00 GiB over"."""
 
 from __future__ import annotations
 
-from memexplore.gpu_catalogue import Gpu
+from memexplore.hardware.catalogue import Gpu
 from memexplore.tape import Meta
-from memexplore.units import parse_size, size_text
+from memexplore.text.units import parse_size, size_text
 
 _FRACTION = "per_process_memory_fraction"
 
 
 def budget(needed: int, capacity: int, owner: str, *, more: str = "", rest: str = "") -> str:
-    """Return what a run needs, what there is, and the rest, each without its unit if that before has the same.
+    """Return what a run needs, what there is, and the rest.
 
     `owner` stands before what there is, `more` before the first size, and `rest` replaces the rest.
 
     >>> budget(3 << 30, 2 << 30, "T4 has", more="more than "), budget(326 << 20, 1 << 30, "T4 has")
-    ('needs more than 3.00 GiB · T4 has 2.00 · 1.00 over', 'needs 326 MiB · T4 has 1.00 GiB · 698 MiB to spare')
+    ('needs more than 3.00 GiB · T4 has 2.00 GiB · 1.00 GiB over', 'needs 326 MiB · T4 has 1.00 GiB · 698 MiB to spare')
     """
-    left = in_unit_of(abs(capacity - needed), capacity)
-    rest = rest or f"{left} {'over' if needed > capacity else 'to spare'}"
-    return f"needs {more}{size_text(needed)} · {owner} {in_unit_of(capacity, needed)} · {rest}"
+    rest = rest or f"{size_text(abs(capacity - needed))} {'over' if needed > capacity else 'to spare'}"
+    return f"needs {more}{size_text(needed)} · {owner} {size_text(capacity)} · {rest}"
 
 
 def owner(meta: Meta) -> str:
     """Return subject and verb for the capacity of a tape: the device has it, or a limit lets the process use it.
 
-    >>> from memexplore.process_limit import limited
+    >>> from memexplore.tape.process_limit import limited
     >>> from memexplore.tape import Source
     >>> meta = Meta(Source.PREDICTED, "Tesla T4", gpu="T4", capacity=14 << 30)
     >>> owner(meta), owner(limited(meta, 10 << 30))
@@ -41,7 +40,7 @@ def owner(meta: Meta) -> str:
 def owner_of(gpu: Gpu) -> str:
     """Return subject and verb for the capacity of a GPU.
 
-    >>> from memexplore.gpu_catalogue import find
+    >>> from memexplore.hardware.catalogue import find
     >>> owner_of(find("T4"))
     'T4 has'
     """
@@ -51,16 +50,16 @@ def owner_of(gpu: Gpu) -> str:
 def limit_text(meta: Meta) -> str:
     """Return the limit on the memory of a process as text, with what sets it; empty without a limit.
 
-    >>> from memexplore.process_limit import limited
+    >>> from memexplore.tape.process_limit import limited
     >>> from memexplore.tape import Source
     >>> meta = Meta(Source.PREDICTED, "Tesla T4", capacity=14 << 30, total=15 << 30)
     >>> limit_text(limited(meta, 10 << 30))
-    'this process may use 10.0 GiB of 15.0: torch.cuda.set_per_process_memory_fraction'
+    'this process may use 10.0 GiB of 15.0 GiB: torch.cuda.set_per_process_memory_fraction'
     """
     if meta.capacity is None or meta.capacity_without_limit is None:
         return ""
-    whole = meta.total or meta.capacity_without_limit
-    share = f"{size_text(meta.capacity)} of {in_unit_of(whole, meta.capacity)}"
+    unlimited = meta.total or meta.capacity_without_limit
+    share = f"{size_text(meta.capacity)} of {size_text(unlimited)}"
     return f"this process may use {share}: {limit_setter(meta)}"
 
 
@@ -95,13 +94,3 @@ def short_name(name: str) -> str:
     except ValueError:
         return name
     return "the GPU"  # its name is its size
-
-
-def in_unit_of(size: int, other: int) -> str:
-    """Return a size as text, without its unit if `other` has the same unit.
-
-    >>> in_unit_of(3 << 29, 1 << 30), in_unit_of(3 << 19, 1 << 30)
-    ('1.50', '1.50 MiB')
-    """
-    number, unit = size_text(size).split(" ")
-    return number if unit == size_text(other).split(" ")[1] else f"{number} {unit}"

@@ -1,4 +1,4 @@
-"""Curves of a Tape (bytes after each row), their peak, and the lifetimes of blocks, all vectorised."""
+"""Compute the curves of a Tape (bytes after each row), their peak, and the lifetimes of blocks, all vectorised."""
 
 from __future__ import annotations
 

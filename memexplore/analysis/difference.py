@@ -1,10 +1,8 @@
-"""The difference of two tapes: two Tapes go in; out comes a DataFrame that shows itself as a sentence and bars."""
+"""Compare two tapes: a DataFrame of differences that shows itself as a sentence and bars."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pandas
@@ -13,7 +11,8 @@ from numpy.typing import NDArray
 from memexplore.analysis.curves import block_bytes, live_rows
 from memexplore.analysis.groups import KEYS, keys
 from memexplore.tape import Tape
-from memexplore.units import difference_text, size_text
+from memexplore.tape.methods import method
+from memexplore.text.units import difference_text, size_text
 
 _PRINTED = 20
 """Rows that `print` shows."""
@@ -44,12 +43,7 @@ class Difference(pandas.DataFrame):
         return f"{self.text}\n{table.to_string(index=False)}" if len(self) else self.text
 
     def _repr_html_(self) -> str:
-        return str(_values().difference_html(self))
-
-
-def _values() -> Any:
-    """Return the module with the HTML forms of values, which is above this package."""
-    return importlib.import_module("memexplore.figures.values")
+        return str(method("difference_html")(self))
 
 
 def diff(before: Tape, after: Tape) -> Difference:

@@ -1,4 +1,4 @@
-"""Memory of a Tape grouped by line, layer and category: after a row."""
+"""Group the memory of a Tape after a row by line, layer and category."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that grows from step to step: a Tape goes in; out come the groups that grow, and the leak among them."""
+"""Find memory that grows from step to step, and the leak in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from memexplore.analysis.curves import Rows, block_bytes, cached_by_tape, curve, lifetimes, peak
 from memexplore.analysis.groups import category_names, layer_names, line_names
 from memexplore.tape import Action, Category, Tape
-from memexplore.units import difference_text, size_text
+from memexplore.text.units import difference_text, size_text
 
 if TYPE_CHECKING:
     import pandas

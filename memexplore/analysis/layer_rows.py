@@ -1,4 +1,4 @@
-"""Layers of a Tape as a tree of rows: a Tape and one of its rows go in; out come the bytes of each layer by category.
+"""Arrange the layers of a Tape as a tree of rows, with the bytes of each by category after a row of the tape.
 
 Numbered layers of the same structure, such as the blocks of a transformer, share a row: `h.0–11` are `h.0` to `h.11`.
 """
@@ -134,10 +134,10 @@ def layers_in(names: Iterable[str], row_name: str) -> list[str]:
     form = r"\.".join(
         r"(\d+)" if part is not None else re.escape(text) for part, text in zip(parts, row_name.split("."), strict=True)
     )
-    found = ((name, re.fullmatch(form, name)) for name in names)
+    matches = ((name, re.fullmatch(form, name)) for name in names)
     return [
         name
-        for name, match in found
+        for name, match in matches
         if match is not None and all(int(text) in span for text, span in zip(match.groups(), ranges, strict=True))
     ]
 
@@ -151,7 +151,7 @@ def _row(place: _Place, measure: Callable[[Rows], Rows]) -> LayerRow | None:
     if not sizes.any():
         return None
     count, total = len(place.members), int(sizes.sum())
-    each = [int(measure(modules).sum()) for modules in place.members] if count > 1 else [total]
+    of_members = [int(measure(modules).sum()) for modules in place.members] if count > 1 else [total]
     children, members = (
         tuple(row for inner in inners if (row := _row(inner, measure)) is not None)
         for inners in (place.children, place.singles)
@@ -160,7 +160,9 @@ def _row(place: _Place, measure: Callable[[Rows], Rows]) -> LayerRow | None:
     if len(children) == 1 and children[0].label == ITSELF:
         children = ()
     by_category = tuple(sizes.tolist())
-    return LayerRow(place.name, place.label, place.kind, count, by_category, min(each), max(each), children, members)
+    return LayerRow(
+        place.name, place.label, place.kind, count, by_category, min(of_members), max(of_members), children, members
+    )
 
 
 # -- the tree

@@ -1,4 +1,4 @@
-"""What lowers a category of memory in a run: a Tape and a category go in, words for the verdict come out."""
+"""Name what lowers a category of memory in a run, in words for the verdict."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from memexplore.analysis.curves import Rows, block_bytes, live_rows
 from memexplore.tape import Action, Category, Phase, Tape
-from memexplore.tensor_text import dtype_of
+from memexplore.text.tensor_text import dtype_of
 
 _LEVERS = {
     Category.PARAMETER: "weights in 16 bits",

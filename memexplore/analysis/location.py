@@ -1,4 +1,4 @@
-"""Location of a row of a Tape in the run: step, phase, layer, op and line, as values and as text."""
+"""Locate a row of a Tape in the run: step, phase, layer, op and line, as values and as text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Peaks over placements: where the driver puts segments can change which of several equal free blocks is used.
+"""Compute the range of peaks over placements: where the driver puts segments can change which free block is used.
 
-In: a tape that a virtual GPU made. Out: the lowest and the highest peak over three placements of its segments, and over
-what the timing of the GPU decides (`Meta.late_reserved`, `Meta.early_allocated`).
+The range of a tape that a virtual GPU made is over three placements of its segments, and over what the timing of the
+GPU decides (`Meta.late_reserved`, `Meta.early_allocated`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import numpy as np
 from memexplore.allocator import Settings
 from memexplore.allocator.placement import Downwards, Placement, placement_on
 from memexplore.allocator.replay import release_of, replay_placed
-from memexplore.allocator.settings import Order, order_of
 from memexplore.analysis.curves import peak
 from memexplore.tape import Action, Os, Source, Tape
-from memexplore.units import size_text
+from memexplore.tape.allocator_settings import Order, order_of
+from memexplore.text.units import size_text
 
 
 class PeakRanges(NamedTuple):
@@ -49,8 +49,8 @@ def peak_ranges(tape: Tape) -> PeakRanges | None:
             return None
         others: list[Placement] = [placement_on(system) for system in (Os.LINUX, Os.WSL) if system != tape.meta.os]
         tapes += [replay_placed(tape, placement) for placement in (*others, Downwards())]
-    allocated, reserved = ([peak(each, curve)[0] for each in tapes] for curve in ("allocated", "reserved"))
-    ends = [bool(np.any(each.action == Action.OOM)) for each in tapes]
+    allocated, reserved = ([peak(placed, curve)[0] for placed in tapes] for curve in ("allocated", "reserved"))
+    ends = [bool(np.any(placed.action == Action.OOM)) for placed in tapes]
     if tape.meta.late_reserved is not None:
         reserved.append(tape.meta.late_reserved)
         ends.append(tape.meta.late_reserved > (tape.meta.capacity or tape.meta.late_reserved))

@@ -1,4 +1,4 @@
-"""Places in code: frames of a stack go in; out come their names as text, their source lines and their paths."""
+"""Name places in code: the frames of a stack as text, their source lines and their paths."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import re
 from typing import NamedTuple
 
 from memexplore.analysis.tables import is_native, is_users, user_line
-from memexplore.ipython_shell import cell_name
 from memexplore.tape import Frame
+from memexplore.text.ipython_shell import cell_name
 
 _MAX_PLACES = 30
 _MODULE_CALLS = ("_wrapped_call_impl", "_call_impl", "inner")

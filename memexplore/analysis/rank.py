@@ -1,16 +1,13 @@
-"""One rank of several processes in words: which one it is, and what NCCL holds beside its peak.
-
-In: a tape. Out: texts and numbers for verdicts, pages and JSON objects.
-"""
+"""Say which rank of several a tape is of, and what NCCL holds beside its peak: for verdicts, pages and JSON objects."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from memexplore.analysis.curves import peak
-from memexplore.outside_allocator import nccl_bytes
+from memexplore.hardware.outside_allocator import nccl_bytes
 from memexplore.tape import Tape
-from memexplore.units import size_text
+from memexplore.text.units import size_text
 
 
 def nccl_text(tape: Tape) -> str:
@@ -21,14 +18,14 @@ def nccl_text(tape: Tape) -> str:
     >>> nccl_text(Tape.from_columns({"address": [0], "size": [1024]}, meta=meta))
     'plus 688 MiB to 1.60 GiB of NCCL, outside the allocator'
     """
-    found = nccl_bytes(tape.meta.communicators)
-    if found is None:
+    nccl = nccl_bytes(tape.meta.communicators)
+    if nccl is None:
         return ""
-    spare = tape.meta.capacity - peak(tape, "reserved")[0] if tape.meta.capacity is not None else found.high
+    spare = tape.meta.capacity - peak(tape, "reserved")[0] if tape.meta.capacity is not None else nccl.high
     room = ""
-    if 0 < spare < found.high:
-        room = ": more than is left" if spare < found.low else ": more than is left at its upper end"
-    return f"plus {size_text(found.low)} to {size_text(found.high)} of NCCL, outside the allocator{room}"
+    if 0 < spare < nccl.high:
+        room = ": more than is left" if spare < nccl.low else ": more than is left at its upper end"
+    return f"plus {size_text(nccl.low)} to {size_text(nccl.high)} of NCCL, outside the allocator{room}"
 
 
 def rank_text(tape: Tape) -> str:
@@ -43,12 +40,12 @@ def rank_text(tape: Tape) -> str:
 
 def most_of_nccl(tape: Tape) -> int:
     """Return the highest number of bytes that NCCL may hold, 0 for a program without it."""
-    found = nccl_bytes(tape.meta.communicators)
-    return 0 if found is None else found.high
+    nccl = nccl_bytes(tape.meta.communicators)
+    return 0 if nccl is None else nccl.high
 
 
 def nccl_object(tape: Tape) -> dict[str, Any] | None:
     """Return the range of NCCL's bytes, its communicators and its source for a JSON object, None without NCCL."""
     groups = tape.meta.communicators
-    found = nccl_bytes(groups)
-    return None if found is None else found._asdict() | {"communicators": [group._asdict() for group in groups]}
+    nccl = nccl_bytes(groups)
+    return None if nccl is None else nccl._asdict() | {"communicators": [group._asdict() for group in groups]}

@@ -1,4 +1,4 @@
-"""Segments of a Tape: address, length and stream of the memory that the allocator holds at the end."""
+"""List the segments of a Tape: address, length and stream of the memory that the allocator holds at the end."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from memexplore.allocator.actions import SEGMENT_ACTIONS
-from memexplore.allocator.settings import SMALL_SEGMENT
 from memexplore.tape import Action, Tape
+from memexplore.tape.allocator_settings import SMALL_SEGMENT
 
 
 class MappedRanges:
@@ -68,22 +68,24 @@ class MappedRanges:
 
 def segments_at_end(tape: Tape) -> list[tuple[int, int, int, bool, bool]]:
     """Return (start, end, stream, is expandable, is small) of each segment at the end of a tape, sorted by address."""
-    whole: dict[int, tuple[int, int]] = {}
+    fixed: dict[int, tuple[int, int]] = {}
     mapped = {True: MappedRanges(), False: MappedRanges()}
     rows = np.flatnonzero(np.isin(tape.action, SEGMENT_ACTIONS))
     columns = (tape.action[rows], tape.address[rows], tape.size[rows], tape.stream[rows])
     for action, address, size, stream in zip(*(column.tolist() for column in columns), strict=True):
         if action == Action.SEGMENT_ALLOC:
-            whole[address] = (address + size, stream)
+            fixed[address] = (address + size, stream)
         elif action == Action.SEGMENT_FREE:
-            whole.pop(address, None)
+            fixed.pop(address, None)
         elif action == Action.SEGMENT_MAP:
             # A request of the small pool maps one page, which no request of the large pool does.
             mapped[size == SMALL_SEGMENT].add(address, address + size, stream)
         else:
             for runs in mapped.values():
                 runs.remove(address, address + size)
-    found = [(address, end, stream, False, end - address == SMALL_SEGMENT) for address, (end, stream) in whole.items()]
+    segments = [
+        (address, end, stream, False, end - address == SMALL_SEGMENT) for address, (end, stream) in fixed.items()
+    ]
     for small, runs in mapped.items():
-        found += [(start, end, stream, True, small) for start, end, stream in runs.all()]
-    return sorted(found)
+        segments += [(start, end, stream, True, small) for start, end, stream in runs.all()]
+    return sorted(segments)

@@ -1,8 +1,8 @@
-"""Peaks of a simulated run under other timings of the GPU.
+"""Compute the peaks of a simulated run under other timings of the GPU.
 
-In: a tape on which every free ends at once, and frees that wait for another stream (`Tensor.record_stream`), with the
-rows before which they end at the latest, or frees of what only a collective held, with the rows before which they begin
-at the earliest. Out: the higher reserved peak, or the lower peaks.
+On its tape every free ends at once. Frees that wait for another stream (`Tensor.record_stream`) may end as late as
+before given rows, which gives a higher reserved peak; frees of what only a collective held may begin as early as before
+given rows, which gives lower peaks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from memexplore.allocator.placement import placement_on
 from memexplore.allocator.replay import replay_placed
 from memexplore.analysis.curves import peak
 from memexplore.tape import Action, Tape
-from memexplore.units import size_text
+from memexplore.text.units import size_text
 
 
 def late_tape(tape: Tape, ends: Mapping[int, int]) -> Tape:

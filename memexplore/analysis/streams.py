@@ -1,4 +1,4 @@
-"""Streams of a tape as text, for tapes with blocks of more than one stream."""
+"""Name the streams of a tape with blocks of more than one stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Summary of a Tape: the object of ``memexplore run --json``."""
+"""Summarize a Tape: the object of ``memexplore run --json``."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def summary(tape: Tape) -> dict[str, Any]:
 
 
 def _growth(tape: Tape) -> dict[str, Any] | None:
-    found = leak(tape)
-    if found is None:
+    growing = leak(tape)
+    if growing is None:
         return None
-    return {"bytes_per_step": found.bytes_per_step, "full_at_step": found.full_at} | where(tape, found.row)
+    return {"bytes_per_step": growing.bytes_per_step, "full_at_step": growing.full_at} | where(tape, growing.row)
 
 
 def _request(tape: Tape, row: int) -> dict[str, Any]:

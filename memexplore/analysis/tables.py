@@ -1,4 +1,4 @@
-"""Tables of a Tape as DataFrames: layers along the module tree, tensors alive after a row; lines of user code."""
+"""Make tables of a Tape as DataFrames: layers along the module tree, tensors alive after a row; lines of user code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from memexplore.analysis.curves import Rows, block_bytes, by_category, curve, lifetimes, live_rows, peak
 from memexplore.analysis.streams import has_streams
 from memexplore.tape import Category, Frame, Phase, Tape
-from memexplore.tensor_text import dtype_of, shape_of
+from memexplore.text.tensor_text import dtype_of, shape_of
 
 if TYPE_CHECKING:
     import pandas

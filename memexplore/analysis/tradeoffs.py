@@ -1,4 +1,4 @@
-"""Time against memory: one point per setting, and the Pareto frontier of the points."""
+"""Weigh time against memory: one point per setting, and the Pareto frontier of the points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdict on a recorded program: a Tape goes in; out come the verdict and the out-of-memory errors that were caught.
+"""Decide whether a recorded program fits, and find the out-of-memory errors that it caught.
 
 Everything that says whether a run fits calls `verdict` or `failed_request`; `verdict_content` puts it into words.
 """
@@ -13,7 +13,7 @@ from memexplore.analysis.curves import peak
 from memexplore.analysis.location import location_text, where
 from memexplore.analysis.places import place
 from memexplore.tape import Action, Ending, Tape
-from memexplore.units import size_text
+from memexplore.text.units import size_text
 
 _SHOWN = 5
 """Caught errors that `caught_text` lists one by one."""
@@ -124,9 +124,9 @@ def caught_text(tape: Tape) -> str:
         return ""
     texts = []
     for row in rows[:_SHOWN]:
-        found = where(tape, row)
-        parts = [location_text(tape, row), f"{found['op'] or 'a request'} requested {size_text(int(tape.size[row]))}"]
-        texts.append(", ".join(filter(None, parts)) + (f" at {place(found['line']).text}" if found["line"] else ""))
+        request = where(tape, row)
+        parts = [location_text(tape, row), f"{request['op'] or 'a request'} requested {size_text(int(tape.size[row]))}"]
+        texts.append(", ".join(filter(None, parts)) + (f" at {place(request['line']).text}" if request["line"] else ""))
     if len(rows) > _SHOWN:
         texts.append(f"and {len(rows) - _SHOWN} more")
     errors = "1 out-of-memory error" if len(rows) == 1 else f"{len(rows)} out-of-memory errors"

@@ -1,4 +1,4 @@
-"""The verdict on a run in words: a Tape goes in; out come a headline, a detail, and the lines of code that it is about.
+"""Put the verdict on a run into words: a headline, a detail, and the lines of code that it is about.
 
 Every surface (widget, page, command line, reprs) shows the result of `verdict_content`; nothing else says whether a run
 fits or what ended it.
@@ -10,7 +10,7 @@ import enum
 import re
 from typing import NamedTuple
 
-from memexplore.analysis.budget import budget, in_unit_of, limit_setter, owner, short_name
+from memexplore.analysis.budget import budget, limit_setter, owner, short_name
 from memexplore.analysis.curves import cached_by_tape, category_bytes, curve, peak
 from memexplore.analysis.growth import leak
 from memexplore.analysis.levers import lever
@@ -19,7 +19,7 @@ from memexplore.analysis.places import Place, name_cells, place, places
 from memexplore.analysis.rank import most_of_nccl, nccl_text, rank_text
 from memexplore.analysis.verdict import Verdict, caught_requests, caught_text, failed_request, stop_text, verdict
 from memexplore.tape import Category, Ending, Tape
-from memexplore.units import size_text
+from memexplore.text.units import size_text
 
 TIGHT = 0.05
 """A run fits tightly if less than this share of the device is left."""
@@ -93,7 +93,7 @@ def verdict_content(tape: Tape, needed: int | None = None) -> VerdictContent:
     ...     "category": [Category.ACTIVATION, Category.INPUT], "phase": [Phase.FORWARD] * 2}, modules=["conv1"],
     ...     meta=meta)
     >>> print(verdict_content(tape).text)
-    Fits: needs 4.00 KiB · T4 has 8.00 · 4.00 to spare
+    Fits: needs 4.00 KiB · T4 has 8.00 KiB · 4.00 KiB to spare
     Peak 4.00 KiB allocated in step 1, forward of conv1 · 75 % activations, 25 % inputs: try checkpointing or mixed \
 precision · predicted, torch 2.13
 
@@ -152,7 +152,7 @@ def _content(
 
 def _fits(tape: Tape) -> VerdictContent:
     used, capacity = peak(tape, "reserved")[0], tape.meta.capacity
-    caught = tuple(found for row in caught_requests(tape) for found in _places(tape, row)[:1])
+    caught = tuple(line for row in caught_requests(tape) for line in _places(tape, row)[:1])
     has_room = capacity is not None and used < capacity * _ROOMY
     details = [
         f"Peak {_held(tape)}{_at(tape)}",
@@ -173,20 +173,20 @@ def _fits(tape: Tape) -> VerdictContent:
 
 
 def _growing(tape: Tape) -> VerdictContent | None:
-    found = leak(tape)
-    if found is None:
+    growing = leak(tape)
+    if growing is None:
         return None
-    grows = f"rows {size_text(found.bytes_per_step)} a step"
+    grows = f"rows {size_text(growing.bytes_per_step)} a step"
     fits = tape.meta.capacity is not None
     headline = f"Fits now, but g{grows}" if fits else f"G{grows}"
-    if found.full_at is not None:
-        headline += f": full at about step {about(found.full_at):,}"
-    where = _places(tape, found.row)
+    if growing.full_at is not None:
+        headline += f": full at about step {about(growing.full_at):,}"
+    where = _places(tape, growing.row)
     held = f"at {where[0].text} " if where else ""
     used = peak(tape, "reserved")[0]
-    category = Category(int(tape.category[found.row])).text.capitalize()
+    category = Category(int(tape.category[growing.row])).text.capitalize()
     kept = f"{category} memory allocated {held}is kept from step to step"
-    so_far = f"needs {size_text(used)} so far, {_has(tape, used)}" if fits else ""
+    so_far = f"needs {size_text(used)} so far, {_has(tape)}" if fits else ""
     details = [kept, so_far, _shares(tape), _limit(tape), _source(tape)]
     return _content(tape, Level.GROWING, headline, details, where, grows=where[0] if where else None)
 
@@ -206,12 +206,14 @@ def about(number: int) -> int:
 def _out_of_memory(tape: Tape, needed: int | None) -> VerdictContent:
     row = failed_request(tape)
     request, allocated = int(tape.size[row]), int(curve(tape)[row])
-    found = leak(tape)
+    growing = leak(tape)
     details = [
         "" if tape.whole is None else f"Peak {_held(tape.whole)}",
         # Of a run that failed itself the post-mortem knows more: what the memory is for, and who holds it.
-        _shares_and_lever(tape.whole or tape) if found is None and needed is not None else _shares(tape.whole or tape),
-        f"memory grows {size_text(found.bytes_per_step)} a step" if found is not None else "",
+        _shares_and_lever(tape.whole or tape)
+        if growing is None and needed is not None
+        else _shares(tape.whole or tape),
+        f"memory grows {size_text(growing.bytes_per_step)} a step" if growing is not None else "",
         f"stops {stop_text(tape)}",
         _gaps(tape, row) if needed is None else "",
         "the program caught the error and allocated nothing afterwards" if tape.meta.ending is Ending.COMPLETED else "",
@@ -219,7 +221,7 @@ def _out_of_memory(tape: Tape, needed: int | None) -> VerdictContent:
         _limit(tape),
         _sources(tape),
     ]
-    where_grows = _places(tape, found.row)[:1] if found is not None else ()
+    where_grows = _places(tape, growing.row)[:1] if growing is not None else ()
     least = allocated + request
     return _content(
         tape,
@@ -242,7 +244,7 @@ def _over(tape: Tape, row: int, needed: int | None, least: int) -> str:
         return f"N{budget(size, capacity, owner(tape.meta), more=more)[1:]}"
     # There was enough memory, in gaps between blocks, or too little for a new segment.
     free = capacity - int(curve(tape, "active")[row])
-    share = f"{in_unit_of(free, capacity)} of {size_text(capacity)}"
+    share = f"{size_text(free)} of {size_text(capacity)}"
     where = "the limit of this process" if tape.meta.capacity_without_limit is not None else _short_name(tape)
     return f"Does not fit {where}: {share} free, but no piece for {size_text(int(tape.size[row]))}"
 
@@ -269,7 +271,7 @@ def _ended_early(tape: Tape) -> VerdictContent:
     assumed = [note.removeprefix("assumed: ") for note in notes if note.startswith("assumed: ")]
     parts = [
         f"Peak so far {_held(tape)}{_at(tape)}" if peak(tape)[0] else "Nothing was allocated on the GPU so far",
-        _has(tape, 0) if tape.meta.capacity is not None else "",
+        _has(tape) if tape.meta.capacity is not None else "",
         _shares(tape),
         caught_text(tape).removesuffix("."),
         f"assumed before the error: {name_cells('; '.join(assumed))}" if assumed else "",
@@ -286,7 +288,7 @@ def _partly_measured(tape: Tape) -> VerdictContent:
         if peak(tape)[0]
         else "Its own process put nothing there"
     )
-    parts = [own, _has(tape, 0) if tape.meta.capacity is not None else "", _shares(tape), _source(tape)]
+    parts = [own, _has(tape) if tape.meta.capacity is not None else "", _shares(tape), _source(tape)]
     return _content(tape, Level.NONE, f"Not all was measured: {tape.meta.unmeasured}", parts)
 
 
@@ -313,7 +315,7 @@ def _held(tape: Tape) -> str:
     allocated, reserved = peak(tape)[0], peak(tape, "reserved")[0]
     held = f"{size_text(allocated)} allocated"
     if tape.meta.capacity is None and reserved != peak(tape, "active")[0]:
-        held += f" ({in_unit_of(reserved, allocated)} reserved)"
+        held += f" ({size_text(reserved)} reserved)"
     return held
 
 
@@ -340,17 +342,17 @@ def _largest(tape: Tape) -> list[tuple[Category, float]]:
     return sorted((one for one in shares if one[1] >= 0.005), key=lambda one: -one[1])[:2]
 
 
-def _has(tape: Tape, other: int) -> str:
+def _has(tape: Tape) -> str:
     capacity = tape.meta.capacity or 0
-    return f"{owner(tape.meta)} {in_unit_of(capacity, other) if other else size_text(capacity)}"
+    return f"{owner(tape.meta)} {size_text(capacity)}"
 
 
 def _limit(tape: Tape) -> str:
     """Return the limit on the memory of the process and what the GPU has beside; empty without a limit."""
-    whole = tape.meta.capacity_without_limit
-    if whole is None:
+    capacity = tape.meta.capacity_without_limit
+    if capacity is None:
         return ""
-    return f"{limit_setter(tape.meta)} sets this limit: {_short_name(tape)} has {size_text(whole)}"
+    return f"{limit_setter(tape.meta)} sets this limit: {_short_name(tape)} has {size_text(capacity)}"
 
 
 def _short_name(tape: Tape) -> str:

@@ -20,6 +20,7 @@ EXAMPLES = {
         "memexplore open run/": "a folder of a watched run, with all its ranks",
         "memexplore open snapshots/": "a file of each rank: which one ran out of memory first, and why",
     },
+    "export": {"memexplore export run/ --parquet": "the steps and tapes of all ranks, as tables with a column rank"},
     "verify": {"memexplore verify snapshot.pickle": "how many addresses does the allocator model get right?"},
     "gpus": {
         "memexplore gpus": "all GPUs",

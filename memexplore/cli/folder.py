@@ -1,4 +1,4 @@
-"""`memexplore open FOLDER`: a folder of a watched run goes in; its ranks come out as text or JSON, also as they run."""
+"""`memexplore open FOLDER`: the ranks of a folder as text or JSON, also while they run; `memexplore export FOLDER`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from memexplore.cli import live_display, live_status, live_text
 from memexplore.cli.report_text import report_of, text_table
 from memexplore.cli.terminal import is_terminal
-from memexplore.runs.descriptions import PAUSED, WATCHING
-from memexplore.runs.ranks import Ranks
-from memexplore.texts import clean_text
-from memexplore.units import size_text
+from memexplore.ranks.descriptions import PAUSED, WATCHING
+from memexplore.ranks.export import to_parquet
+from memexplore.ranks.ranks import Ranks
+from memexplore.text.units import size_text
+from memexplore.text.untrusted import clean_text
 
 if TYPE_CHECKING:
     import pandas
@@ -34,7 +35,7 @@ def text(path: pathlib.Path) -> str:
 
     Raises ValueError or OSError for a folder that cannot be read.
     """
-    ranks = _ranks(path)
+    ranks = Ranks(path)
     ranks.table()
     parts = ["\n".join(live_text.as_text(_lines(ranks, 120)))]
     worst, typical = ranks.worst, ranks.typical
@@ -50,7 +51,7 @@ def as_json(path: pathlib.Path) -> str:
 
     Raises ValueError or OSError for a folder that cannot be read.
     """
-    records = json.loads(_ranks(path).table().to_json(orient="records"))
+    records = json.loads(Ranks(path).table().to_json(orient="records"))
     return json.dumps({"ranks": records}, indent=2)
 
 
@@ -59,7 +60,7 @@ def is_running(path: pathlib.Path) -> bool:
 
     Raises ValueError or OSError for a folder that cannot be read.
     """
-    return _is_running(_ranks(path))
+    return _is_running(Ranks(path))
 
 
 def follow(path: pathlib.Path) -> None:
@@ -76,42 +77,35 @@ def follow(path: pathlib.Path) -> None:
     with Live(console=console, auto_refresh=False, transient=True, vertical_overflow="crop") as shown:
         while True:
             reading = time.monotonic()
-            ranks = _ranks(path)
-            lines = _lines_if_complete(ranks, console.width)
-            if lines is not None and in_place:
+            ranks = Ranks(path)
+            lines = _lines(ranks, console.width)
+            if in_place:
                 shown.update(Group(*lines), refresh=True)
-            elif lines is not None and ranks.has_steps and reading - began >= line_at:
+            elif ranks.has_steps and reading - began >= line_at:
                 worst = ranks.worst
                 print(live_text.plain(live_status.of_rank(ranks, worst), f"rank {worst}"), flush=True)
                 line_at = live_display.next_line(reading - began)
-            if lines is not None and not _is_running(ranks):
+            if not _is_running(ranks):
                 return
             time.sleep(max(_SECONDS, (time.monotonic() - reading) / _SHARE))
 
 
-def _ranks(path: pathlib.Path) -> Ranks:
-    ranks = Ranks(path)
+def export(path: pathlib.Path, target: pathlib.Path) -> str:
+    """Write the steps and tapes of a folder as Parquet files into another one, and return a sentence about them.
+
+    Raises ValueError or OSError for a folder that cannot be read or written.
+    """
+    if target.exists() and any(target.iterdir()):
+        raise ValueError(f"{str(target)!r} is not empty: name another folder with -o, or remove it")
     try:
-        ranks.has_steps  # noqa: B018  (needs DuckDB)
+        steps, tapes = to_parquet(Ranks(path), target)
     except ImportError as error:
         raise ValueError(str(error)) from None
-    return ranks
+    return f"Wrote the steps of {steps} ranks and {tapes} tapes: {target}"
 
 
 def _is_running(ranks: Ranks) -> bool:
     return any(about.state in (WATCHING, PAUSED) for about in ranks.abouts().values())
-
-
-def _lines_if_complete(ranks: Ranks, width: int) -> list[Text] | None:
-    """Return the lines of the ranks, None if files were merged while they were read."""
-    import duckdb
-
-    try:
-        return _lines(ranks, width)
-    except (duckdb.Error, OSError):
-        if _is_running(ranks):
-            return None
-        raise
 
 
 def _lines(ranks: Ranks, width: int) -> list[Text]:

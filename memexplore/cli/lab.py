@@ -14,14 +14,13 @@ import shutil
 import subprocess
 import sys
 
-import memexplore
 from memexplore.cli.options import ERROR, INTERRUPTED
-from memexplore.extras import install_command
+from memexplore.text.package import FOLDER, install_command
 
 FIRST_NOTEBOOK = "01_where_does_memory_go.ipynb"
 COPIES = "memexplore-notebooks"
 """Folder for the notebooks of a wheel."""
-_PACKAGE = pathlib.Path(memexplore.__file__).parent
+_PACKAGE = FOLDER
 
 
 def first_notebook() -> pathlib.Path | None:

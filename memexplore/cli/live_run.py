@@ -14,12 +14,13 @@ from memexplore.cli import live_status, live_text
 from memexplore.cli.live_display import display
 from memexplore.cli.options import UsageError
 from memexplore.tape import Ending
-from memexplore.units import size_text
+from memexplore.text.units import size_text
 
 if TYPE_CHECKING:
     from memexplore.live.live import Live
-    from memexplore.postmortem.value import PostMortem
+    from memexplore.out_of_memory.value import PostMortem
     from memexplore.recorder.endings import End
+    from memexplore.run.machine import Machine
     from memexplore.tape import Tape
 
 NO_FOLDER = pathlib.Path()
@@ -68,7 +69,7 @@ def normalized(arguments: Sequence[str]) -> list[str]:
 
 def check_folder(folder: pathlib.Path) -> None:
     """Raise UsageError for a folder that cannot take the run of this process."""
-    from memexplore.runs.writer import rank_of_environment
+    from memexplore.ranks.writer import rank_of_environment
 
     if folder == NO_FOLDER:
         return
@@ -84,18 +85,17 @@ def check_folder(folder: pathlib.Path) -> None:
         raise UsageError(f"--live: {str(above)!r} is a file; name a folder")
 
 
-def watch(
-    program: Callable[[], None], options: argparse.Namespace, virtual: Callable[[], Any], device: Any, is_virtual: bool
-) -> Watched:
-    """Run a program and show its steps; `virtual` returns the context of its virtual GPU."""
+def watch(program: Callable[[], None], options: argparse.Namespace, machine: Machine) -> Watched:
+    """Run a program on a machine and show its steps."""
     from memexplore.live.program import watch_program
-    from memexplore.postmortem.evidence import collect
-    from memexplore.postmortem.value import of_failure
+    from memexplore.out_of_memory.evidence import collect
+    from memexplore.out_of_memory.value import of_failure
     from memexplore.recorder import endings
     from memexplore.virtual_gpu.files import session
     from memexplore.virtual_gpu.patches import processes
-    from memexplore.virtual_gpu.tensors.values import assumptions
+    from memexplore.virtual_gpu.values.notes import notes_of_run
 
+    device, is_virtual = machine.recorded_device, machine.is_virtual
     lives: list[Live] = []
     holders = live_status.Holders()
     ended = [endings.COMPLETED]
@@ -116,7 +116,7 @@ def watch(
     warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
     folder = None if options.live == NO_FOLDER else options.live
     error, evidence, notes, peak = None, None, [], None
-    with display(status), session.every_file(), virtual():
+    with display(status), session.every_file(), machine.block():
         unwatch = endings.watch_threads(lambda end: ended.append(end))
         if is_virtual:
             processes.begin()
@@ -130,7 +130,7 @@ def watch(
             peak = _peak(device, is_virtual)
             if is_virtual:
                 unmeasured = processes.report()
-                notes = [*filter(None, (unmeasured,)), *assumptions, *session.report()]
+                notes = [*filter(None, (unmeasured,)), *notes_of_run(), *session.report()]
     if not lives:  # the folder could not be written, or an interrupt came first
         raise error if error is not None else RuntimeError("the program was not watched")
     end = endings.end_of(error) if error is not None else ended[-1]

@@ -1,21 +1,21 @@
-"""What is shown of a watched run: a `Live`, or a rank of a folder, goes in; a `Status` comes out."""
+"""What is shown of a watched run, of this process or of a rank in a folder, as one `Status`."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from memexplore.runs.rows import StepRow
+from memexplore.ranks.rows import StepRow
 
 if TYPE_CHECKING:
     from memexplore.live.live import Live
-    from memexplore.runs.ranks import Ranks
+    from memexplore.ranks.ranks import Ranks
 
 CURVE = 60
 """Points of the curve of all steps."""
 RISES = 3
-_RISES_READ = 100
 _RECENT = 20
 """Steps whose median time is shown."""
 
@@ -122,29 +122,18 @@ def of_rank(ranks: Ranks, rank: int) -> Status:
 
     Raises LookupError for a rank that the folder does not have.
     """
-    about = ranks.abouts()[rank]
-    if not ranks.has_steps:
-        return Status(about.state, about.device, about.capacity, notes=about.notes, error=about.error)
-    fields, of_rank = ", ".join(StepRow._fields), f"FROM steps WHERE rank = {int(rank)}"
-    newest = _rows(ranks, f"SELECT {fields} {of_rank} ORDER BY step DESC LIMIT {_RECENT}")
-    by_peak = "peak_allocated IS NOT NULL ORDER BY peak_allocated DESC, step LIMIT 1"
-    rises = _rows(ranks, f"SELECT {fields} {of_rank} AND rose_because != '' ORDER BY step DESC LIMIT {_RISES_READ}")
-    last = newest[0].step if newest else 1
+    about, rows = ranks.abouts()[rank], ranks.rows(rank)
     # A virtual GPU has no clock.
-    seconds = [row.seconds for row in newest if row.seconds is not None]
-    groups = ranks.query(
-        f"SELECT (step - 1) * {CURVE} // {max(last, CURVE)} AS part, max(peak_allocated) AS peak {of_rank} "
-        "AND peak_allocated IS NOT NULL GROUP BY part ORDER BY part"
-    )
+    seconds = [row.seconds for row in rows[-_RECENT:] if not math.isnan(row.seconds)]
     return Status(
         state=about.state,
         device=about.device,
         capacity=about.capacity,
-        newest=newest[0] if newest else None,
-        worst=next(iter(_rows(ranks, f"SELECT {fields} {of_rank} AND {by_peak}")), None),
+        newest=rows[-1] if rows else None,
+        worst=highest(rows),
         seconds=statistics.median(seconds) if seconds else None,
-        rises=last_rises(rises[::-1]),
-        curve=tuple(map(int, groups["peak"].tolist())),
+        rises=last_rises([row for row in rows if row.rose_because]),
+        curve=curve((row.step, row.peak_allocated) for row in rows),
         growth=about.growth,
         full_at=about.full_at,
         held_by=about.held_by,
@@ -152,22 +141,3 @@ def of_rank(ranks: Ranks, rank: int) -> Status:
         notes=about.notes,
         error=about.error,
     )
-
-
-def _rows(ranks: Ranks, sql: str) -> Sequence[StepRow]:
-    import pandas
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, str):
-            return value
-        return None if pandas.isna(value) else value.item() if hasattr(value, "item") else value
-
-    table = ranks.query(sql).astype(object)
-    rows = []
-    for values in table.itertuples(index=False, name=None):
-        row = StepRow(*map(plain, values))
-        # A column with missing numbers is one of floats.
-        floats = {name: value for name, value in row._asdict().items() if type(value) is float and name != "seconds"}
-        sizes: dict[str, Any] = {name: int(value) for name, value in floats.items()}
-        rows.append(row._replace(**sizes))
-    return rows

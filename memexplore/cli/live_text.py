@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from memexplore.cli.live_status import Status
-from memexplore.runs.rows import StepRow
-from memexplore.texts import clean_text
-from memexplore.units import size_text
+from memexplore.ranks.rows import StepRow
+from memexplore.text.units import size_text
+from memexplore.text.untrusted import clean_text
 
 if TYPE_CHECKING:
     from rich.text import Text

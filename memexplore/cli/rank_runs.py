@@ -19,15 +19,16 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from memexplore import result_files
 from memexplore.cli.equal_ranks import Equal, Part, run_distinct
 from memexplore.cli.first_steps import VARIABLE, Until
 from memexplore.cli.options import ERROR, FITS, INTERRUPTED, NOT_KNOWN, OOM, UsageError, check_output, write_output
 from memexplore.cli.report_text import text_table
-from memexplore.units import size_text
+from memexplore.tape import Ending, Meta, Source, Tape
+from memexplore.text import result_files
+from memexplore.text.units import size_text
 
 _ALL = "all"
-_OF_ONE_RANK = {"live": "--live", "advise": "--advise"}
+_OF_ONE_RANK = {"live": "--live", "advise": "--advise", "knob": "--knob"}
 """Options whose result is that of one rank."""
 _WORST_FIRST = (INTERRUPTED, OOM, ERROR, NOT_KNOWN, FITS)
 """Statuses; any other one, which the script exits with, counts as an error."""
@@ -173,14 +174,13 @@ def _run(part: Part, options: argparse.Namespace, arguments: list[str], folder: 
 def _write(runs: Sequence[RankRun], options: argparse.Namespace, folder: pathlib.Path) -> None:
     """Write the results of the ranks where the options name them."""
     if options.output is not None:
-        from memexplore.runs.recorded_ranks import write_rank
-        from memexplore.tape import Tape
-
+        options.output.mkdir(parents=True, exist_ok=True)
         for one in runs:
-            path = _tape(folder, one.rank)
-            tape = Tape.load(path) if path.exists() else None
-            ended = one.output.rstrip().rpartition("\n")[2] if one.status else ""
-            write_rank(options.output, one.rank, tape, ended if tape is None else "")
+            path, target = _tape(folder, one.rank), _tape(options.output, one.rank)
+            if path.exists():
+                shutil.copyfile(path, target)
+            else:
+                _tape_of_error(one, options.world).save(target)
     if _is_page(options.html):
         page = _page(folder, worst(runs).rank)
         if page.exists():
@@ -193,13 +193,20 @@ def _write(runs: Sequence[RankRun], options: argparse.Namespace, folder: pathlib
                 shutil.copyfile(page, options.html / page.name)
 
 
+def _tape_of_error(one: RankRun, world: int) -> Tape:
+    """Return a tape without rows for a rank that an error ended before it had one."""
+    error = one.output.rstrip().rpartition("\n")[2]
+    meta = Meta(Source.PREDICTED, "", ending=Ending.ERROR, error=error, rank=one.rank, world=world)
+    return Tape.from_columns({}, meta=meta)
+
+
 def _is_page(path: pathlib.Path | None) -> bool:
     """Return whether a path names a page, and not a folder of pages."""
     return path is not None and path.suffix.lower() in (".html", ".htm")
 
 
 def _tape(folder: pathlib.Path, rank: int) -> pathlib.Path:
-    return folder / f"rank-{rank}.parquet"
+    return folder / f"rank-{rank}.tape"
 
 
 def _page(folder: pathlib.Path, rank: int) -> pathlib.Path:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from memexplore.tensor_text import tensor_text
-from memexplore.units import size_text
+from memexplore.text.tensor_text import tensor_text
+from memexplore.text.units import size_text
 
 if TYPE_CHECKING:
-    from memexplore.postmortem.value import PostMortem
-    from memexplore.postmortem.what_fits import WhatFits
+    from memexplore.out_of_memory.value import PostMortem
+    from memexplore.out_of_memory.what_fits import WhatFits
     from memexplore.tape import Tape
 
 
@@ -56,7 +57,7 @@ def report_text(tape: Tape, post_mortem: PostMortem | None = None, what_fits: Wh
 
 def report_of(tape: Tape) -> str:
     """Return the report of a tape, with the post-mortem of one that ended out of memory."""
-    from memexplore.postmortem.value import of_tape
+    from memexplore.out_of_memory.value import of_tape
 
     return report_text(tape, of_tape(tape))
 
@@ -109,3 +110,10 @@ def _origin_lines(tape: Tape) -> list[str]:
 def _relative(text: str) -> str:
     """Return a text with the files below the working directory relative to it."""
     return text.replace(os.getcwd() + os.sep, "")
+
+
+def write_html(tape: Tape, post_mortem: PostMortem | None, path: pathlib.Path) -> None:
+    """Write a stand-alone HTML page."""
+    from memexplore.page import report
+
+    path.write_text(report.html(tape, post_mortem), encoding="utf-8")

@@ -11,8 +11,8 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memexplore.cli.report_text import report_of, text_table
-from memexplore.texts import clean_text
-from memexplore.units import size_text
+from memexplore.text.units import size_text
+from memexplore.text.untrusted import clean_text
 
 if TYPE_CHECKING:
     from memexplore.tape import Tape
@@ -99,7 +99,7 @@ def _order(rank: _Rank) -> tuple[Any, ...]:
 def _read(number: int, path: pathlib.Path) -> _Rank:
     from memexplore.analysis.curves import peak
     from memexplore.analysis.verdict import failed_request
-    from memexplore.postmortem.value import of_tape
+    from memexplore.out_of_memory.value import of_tape
 
     try:
         device, (tape, began) = _of_failure(path)

@@ -1,7 +1,7 @@
 """Figures of a Tape: plotly figures, an SVG image, HTML tables and plain text. Pure functions; nothing imports torch.
 
-- `timeline`: allocated bytes by category over the events. `highlight` emphasises one layer in it, `hover` writes its
-  hover texts, `bands` finds steps and phases, `scale` the range of the y axis, `alignment` matching rows of two tapes.
+- `timeline`: allocated bytes by category over the events. `highlight` emphasises one layer in it, `bands` finds
+  steps and phases, `scale` the range of the y axis, `alignment` matching rows of two tapes.
 - `layers`: tree of layers as HTML. `blocks`: segments and blocks by address. `tradeoff`: time against memory.
   `scaling`: memory against a size, log-log.
 - `static`: the timeline as SVG. `tables`: HTML tables. `text`: figures as plain text.
@@ -17,6 +17,6 @@ To add a chart, for example of bytes by phase:
    `verdict_content(tape).text`, then a table made with `_columns`.
 3. Test both in ``tests/figures/test_phases.py`` with `small_tape()` of ``tests/sample_tapes.py``, whose comments give
    the allocated bytes after every row. Add both to `test_empty_tape_has_figures` in `test_static_figures.py`.
-4. Show the figure in a tab of the widget as ``memexplore/notebook/__init__.py`` says, without JavaScript. For the HTML
+4. Show the figure in a tab of the widget as ``memexplore/jupyter/__init__.py`` says, without JavaScript. For the HTML
    page add a heading and ``_figure("phases", phases_figure(tape))`` to `report.html`.
 """

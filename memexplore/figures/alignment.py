@@ -1,4 +1,4 @@
-"""Alignment of two tapes of the same program: the row of one tape that matches a row of the other."""
+"""Align two tapes of the same program: the row of one tape that matches a row of the other."""
 
 from __future__ import annotations
 

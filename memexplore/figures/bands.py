@@ -1,4 +1,4 @@
-"""Bands of a timeline: row ranges of steps and phases, and the bands wide enough for their label."""
+"""Find the bands of a timeline: row ranges of steps and phases, and the bands wide enough for their label."""
 
 from __future__ import annotations
 

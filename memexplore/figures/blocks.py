@@ -1,4 +1,4 @@
-"""Address map of a Tape after one row: a bar per segment with its blocks and the free gaps between them."""
+"""Draw the address map of a Tape after one row: a bar per segment with its blocks and the free gaps between them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memexplore.analysis.tables import user_line
 from memexplore.figures.highlight import modules_of_layer
 from memexplore.figures.palette import COLOURS, FONT, GRID, Theme, byte_ticks, escaped
 from memexplore.tape import Category, Tape
-from memexplore.units import size_text
+from memexplore.text.units import size_text
 
 MAX_LINES = 40
 """Up to this many segments have a line each; more share lines, side by side in address order."""

@@ -1,4 +1,4 @@
-"""Highlight of one layer in the timeline: its bytes and those of its submodules in full colour, the rest pale."""
+"""Highlight one layer in the timeline: its bytes and those of its submodules in full colour, the rest pale."""
 
 from __future__ import annotations
 

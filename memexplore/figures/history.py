@@ -1,4 +1,4 @@
-"""History of a watched run: columns of steps go in, a figure of peak, reserved and remaining bytes comes out.
+"""Draw the history of a watched run: peak, reserved and remaining bytes of its steps.
 
 The widget draws the same figure while the run goes on: it fills the traces by name (`frontend/history.js`).
 """

@@ -1,4 +1,4 @@
-"""Labels in a plot without overlaps: texts with candidate places go in, the places that were chosen come out."""
+"""Place labels in a plot without overlaps: choose one of the candidate places of each text."""
 
 from __future__ import annotations
 

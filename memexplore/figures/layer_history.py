@@ -1,4 +1,4 @@
-"""Heat map of a watched run: bytes of layers × steps go in, a figure comes out."""
+"""Draw the heat map of a watched run: bytes of layers × steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from memexplore.figures.palette import FONT, Theme, byte_ticks, escaped
-from memexplore.units import size_text
+from memexplore.text.units import size_text
 
 MOST_LAYERS = 40
 """Layers with a row of their own; the others share one."""

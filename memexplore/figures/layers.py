@@ -1,4 +1,4 @@
-"""Layers of a Tape at one of its rows as an HTML tree: one line a layer, with its bytes and a bar by category."""
+"""Write the layers of a Tape at a row as an HTML tree: one line a layer, with its bytes and a bar by category."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memexplore.analysis.layer_rows import LayerRow, held_layers
 from memexplore.analysis.tables import NO_LAYER
 from memexplore.figures.palette import COLOURS
 from memexplore.tape import Category, Tape
-from memexplore.units import range_text, size_text
+from memexplore.text.units import range_text, size_text
 
 NOT_IN_A_LAYER = "not in a layer"
 """Label of the bytes that belong to no layer."""
@@ -94,16 +94,16 @@ class OpenRow(NamedTuple):
 def open_rows(rows: tuple[LayerRow, ...]) -> list[OpenRow]:
     """Return the lines of a tree that are visible at first."""
     total = max(sum(row.total for row in rows), 1)
-    found: list[OpenRow] = []
+    visible: list[OpenRow] = []
 
     def visit(siblings: tuple[LayerRow, ...], level: int) -> None:
         for row in siblings:
-            found.append(OpenRow(row, level, _label(row)))
+            visible.append(OpenRow(row, level, _label(row)))
             if _is_open(row, level, total):
                 visit(row.children, level + 1)
 
     visit(rows, 1)
-    return found
+    return visible
 
 
 def largest_rows(rows: list[OpenRow], count: int) -> tuple[list[OpenRow], list[OpenRow]]:
@@ -111,7 +111,7 @@ def largest_rows(rows: list[OpenRow], count: int) -> tuple[list[OpenRow], list[O
 
     >>> rows = [OpenRow(LayerRow(name, name, "", 1, (size,), size, size), 1, name) for name, size in
     ...         (("a", 2), ("b", 1), ("c", 3), ("d", 2))]
-    >>> [[each.label for each in part] for part in largest_rows(rows, 2)]
+    >>> [[row.label for row in part] for part in largest_rows(rows, 2)]
     [['a', 'c'], ['b', 'd']]
     """
     # A line is never smaller than those below it, and of equal lines the first stay.

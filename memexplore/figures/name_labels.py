@@ -1,4 +1,4 @@
-"""Names beside points of a chart: points with names go in, annotations without overlaps come out.
+"""Place names beside the points of a chart, as annotations without overlaps.
 
 A chart is as wide as its page, so a place of a name is taken only if it is free at every width of `_WIDTHS`. Sizes are
 in pixels, y downwards.
@@ -90,10 +90,10 @@ def name_labels(
     for width in _WIDTHS:
         places = [(x / right * width, (1 - y / top) * inner) for x, y in points]
         taken[width] = [_Box(x - _MARKER, y - _MARKER, x + _MARKER, y + _MARKER) for x, y in places]
-    found = []
+    annotations = []
     if line is not None:
         level = (1 - line.y / top) * inner
-        found.append(_line_name(line, level, inner, taken))
+        annotations.append(_line_name(line, level, inner, taken))
         for width, boxes in taken.items():
             boxes.append(_Box(0, level - 2, width, level + 2))
     for (x, y), together in names.items():
@@ -104,8 +104,8 @@ def name_labels(
         place, of_width = free
         for width, box in of_width.items():
             taken[width].append(box)
-        found.append(_annotation(text, x, y, place))
-    return found
+        annotations.append(_annotation(text, x, y, place))
+    return annotations
 
 
 def _line_name(line: Line, level: float, height: float, taken: dict[int, list[_Box]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Colours, fonts and axis ticks of every figure."""
+"""Name the colours, fonts and axis ticks of every figure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 import math
 
 from memexplore.tape import Category
-from memexplore.units import size_text
+from memexplore.text.units import size_text
 
 COLOURS: dict[Category, str] = {
     Category.PARAMETER: "#0072B2",

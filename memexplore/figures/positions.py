@@ -1,4 +1,4 @@
-"""Horizontal positions in a timeline: rows of a Tape go in; out come places on an axis of events, time or layers.
+"""Place the rows of a Tape on the horizontal axis of a timeline: an axis of events, time or layers.
 
 Set-up takes at most a twentieth of the axis, and equal steps one after the other share the place of the first of them.
 """

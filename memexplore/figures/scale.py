@@ -1,4 +1,4 @@
-"""Vertical scale of a timeline and the position of its capacity, for the interactive and the static figure."""
+"""Choose the vertical scale of a timeline and the position of its capacity, for the interactive and static figure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from memexplore.analysis.curves import CurveName, curve, peak
 from memexplore.analysis.picture import refused
 from memexplore.tape import Tape
-from memexplore.units import size_text
+from memexplore.text.units import size_text
 
 _MAX_DRAWN_CAPACITY = 2.5
 """A capacity above this multiple of the peak reserved would flatten the curves, so it is only a text."""

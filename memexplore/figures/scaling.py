@@ -1,4 +1,4 @@
-"""Growth of memory with a size, such as the depth of a model: log-log lines with their exponents."""
+"""Draw the growth of memory with a size, such as the depth of a model: log-log lines with their exponents."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from memexplore.figures.palette import FONT, GRID, SERIES, Theme, escaped
-from memexplore.units import size_text
+from memexplore.text.units import size_text
 
 Points = Sequence[tuple[int, int]]
 """Pairs of a size and the bytes at that size."""

@@ -1,4 +1,4 @@
-"""Timeline of a Tape as an SVG image in pure Python, for saved notebooks; legible on light and on dark."""
+"""Draw the timeline of a Tape as an SVG image in pure Python, for saved notebooks; legible on light and on dark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from memexplore.figures.scale import scale
 from memexplore.figures.timeline import OVER_CAPACITY, REQUESTED, timeline_arrays
 from memexplore.figures.timeline_layout import Plot, failed_rows, plot_labels, shown_bands, window_rows
 from memexplore.tape import Category, Tape
-from memexplore.units import size_text
+from memexplore.text.units import size_text
 
 _LEFT, _RIGHT, _BOTTOM = 70, 16, 82
 _POINTS = 800
@@ -221,7 +221,7 @@ def _layers(canvas: _Canvas, tape: Tape, row: int, top: int) -> int:
     if not any(tape.modules) or not rows:
         return top
     canvas.text("Layers at the peak", 8, top + 8, size=12, more='font-weight="600"')
-    left, total = 320.0, max(each.row.total for each in rows)
+    left, total = 320.0, max(shown.row.total for shown in rows)
     for number, (layers, level, label) in enumerate(rows):
         y = top + 28 + 18 * number
         name = textwrap.shorten(label, 34 - 2 * level, placeholder="…")
@@ -238,7 +238,7 @@ def _layers(canvas: _Canvas, tape: Tape, row: int, top: int) -> int:
     bottom = top + 28 + 18 * len(rows)
     if not others:
         return bottom
-    count, most = len(others), max(each.row.total for each in others)
+    count, most = len(others), max(left_out.row.total for left_out in others)
     canvas.text(f"not shown: {count} smaller {'row' if count == 1 else 'rows'}, up to {size_text(most)}", 8, bottom)
     return bottom + 18
 

@@ -1,4 +1,4 @@
-"""HTML tables of a Tape: tensors, categories, lines and growth. `data-value` of a cell is its sort key."""
+"""Write HTML tables of a Tape: tensors, categories, lines and growth. `data-value` of a cell is its sort key."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from memexplore.analysis.streams import stream_text
 from memexplore.analysis.tables import tensors
 from memexplore.figures.palette import COLOURS
 from memexplore.tape import Category, Tape
-from memexplore.tensor_text import tensor_text
-from memexplore.units import size_text
+from memexplore.text.tensor_text import tensor_text
+from memexplore.text.units import size_text
 
 _FRAMES = 60
 """Frames in the tooltip of a tensor, the innermost ones."""

@@ -1,6 +1,6 @@
-"""Template of Plotly for the figures that a notebook draws itself beside those of memexplore.
+"""Make a Plotly template for the figures that a notebook draws itself beside those of memexplore.
 
-In: nothing. Out: a `plotly.graph_objects.layout.Template` that is legible on light and on dark pages.
+It is legible on light and on dark pages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Figures as plain text: a verdict, then a small table with bars."""
+"""Write figures as plain text: a verdict, then a small table with bars."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from memexplore.analysis.tables import LAYER_CATEGORIES, layers, tensors
 from memexplore.analysis.tradeoffs import Point, frontier
 from memexplore.analysis.verdict_content import verdict_content
 from memexplore.tape import Category, Tape
-from memexplore.tensor_text import tensor_text
-from memexplore.units import signed_percent, size_text
+from memexplore.text.tensor_text import tensor_text
+from memexplore.text.units import signed_percent, size_text
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 

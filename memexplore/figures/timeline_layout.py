@@ -1,4 +1,4 @@
-"""Layout of a timeline: axes, lines, strips of steps and phases, and labels that do not overlap."""
+"""Lay out a timeline: axes, lines, strips of steps and phases, and labels that do not overlap."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memexplore.figures.palette import CAPACITY, FONT, GRID, RESERVED, Theme, by
 from memexplore.figures.positions import DEFAULT_X, Positions, XChoice, axis_ticks, positions
 from memexplore.figures.scale import Scale, scale
 from memexplore.tape import Action, Phase, Tape
-from memexplore.units import size_text
+from memexplore.text.units import size_text
 
 Window = tuple[float, float] | None
 """First and last row shown, None for all rows; the first is rounded down and the last up."""
@@ -225,8 +225,8 @@ def _add_labels(plot: Plot, heights: Scale, shapes: list[dict[str, Any]], annota
 def failed_rows(plot: Plot) -> list[int]:
     """Return the last request that failed among the rows shown; an empty list without one."""
     rows = np.flatnonzero(plot.tape.action == Action.OOM)
-    found: list[int] = rows[(rows >= plot.first) & (rows <= plot.last)][-1:].tolist()
-    return found
+    last: list[int] = rows[(rows >= plot.first) & (rows <= plot.last)][-1:].tolist()
+    return last
 
 
 def _line(

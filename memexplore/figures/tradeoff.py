@@ -1,4 +1,4 @@
-"""Trade-offs of settings: time against peak reserved memory, and that memory against the largest batch that fits."""
+"""Draw the trade-offs of settings: time against peak reserved memory, and that memory against the largest batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memexplore.analysis.tradeoffs import Point, frontier
 from memexplore.figures.name_labels import Line, name_labels
 from memexplore.figures.palette import CAPACITY, FITS, FONT, GRID, RESERVED, Theme, byte_ticks, escaped
 from memexplore.tape import Source
-from memexplore.units import range_text, signed_percent, size_text
+from memexplore.text.units import range_text, signed_percent, size_text
 
 HEIGHT = 320
 _FAR = 2.5

@@ -1,4 +1,4 @@
-"""HTML forms of plain Python values: a sentence, a sparkline, and a table in one unit, legible on light and on dark.
+"""Write plain Python values as HTML: a sentence, a sparkline, and a table in one unit, legible on light and on dark.
 
 Pages that show the HTML may remove style sheets and scripts, so every style is in its element. Text has the colour of
 the page.
@@ -19,7 +19,7 @@ from memexplore.analysis.places import place
 from memexplore.analysis.verdict_content import verdict_content
 from memexplore.figures.palette import CAPACITY, COLOURS, FITS
 from memexplore.tape import Category, Tape
-from memexplore.units import in_unit, size_text, unit_of
+from memexplore.text.units import in_unit, size_text, unit_of
 
 if TYPE_CHECKING:
     from memexplore.analysis.difference import Difference

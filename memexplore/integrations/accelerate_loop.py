@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import memexplore
 from memexplore.integrations.fits import missing
 
 try:
@@ -40,7 +39,9 @@ def watch_accelerator(
     optimizers = _prepared(accelerator, "_optimizers")
     # Each of several may end a step.
     optimizer = optimizers[0] if len(optimizers) == 1 else None
-    return memexplore.watch(models, optimizer, device=device, first=first, every=every, folder=folder)
+    from memexplore.jupyter.watching import watch
+
+    return watch(models, optimizer, device=device, first=first, every=every, folder=folder)
 
 
 def _prepared(accelerator: Any, name: str) -> list[Any]:

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import memexplore
-from memexplore.steps import batches
+from memexplore.run.programs import batches
 
 if TYPE_CHECKING:
     from memexplore.live.live import Live
@@ -84,6 +83,8 @@ class Fits:
 
     def begin(self, models: Any, optimizer: Any) -> None:
         """Begin to watch a fit; an earlier one that has not ended ends first."""
+        from memexplore.jupyter.watching import watch
+
         global _open
         self.end()
         self._fits += 1
@@ -92,7 +93,7 @@ class Fits:
         if options["folder"] is not None and self._fits > 1:
             options["folder"] = f"{os.fspath(options['folder'])}-{self._fits}"
         # Noted first, so that an interrupt while it begins leaves something to end.
-        self._watching, _open = memexplore.watch(models, optimizer, **options), self
+        self._watching, _open = watch(models, optimizer, **options), self
         self._live = self._watching.__enter__()
 
     def end(self) -> None:

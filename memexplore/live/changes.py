@@ -7,8 +7,8 @@ import enum
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from memexplore.knobs.knobs import Knobs
-from memexplore.knobs.report import ApplyReport
+from memexplore.run.knobs.applying.report import ApplyReport
+from memexplore.run.knobs.knobs import Knobs
 
 if TYPE_CHECKING:
     import pandas
@@ -66,6 +66,6 @@ def table(changes: Iterable[Change]) -> pandas.DataFrame:
         "measured_peak": pandas.array([row.measured_peak for row in rows], dtype="Int64"),
         "state": [row.state.value for row in rows],
         "reason": [row.reason for row in rows],
-        "effect": ["; ".join((*row.effect.texts, *row.effect.note_texts)) for row in rows],
+        "effect": ["; ".join((*row.effect.texts, *row.effect.notes)) for row in rows],
     }
     return pandas.DataFrame(columns)

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memexplore.frame_variables import variables
 from memexplore.live.code_step import CALLED, IN_LOOP, LOSS, Argument, CodeLoss, Held, Loop, Model
 from memexplore.live.observed import template, unknown_in
+from memexplore.virtual_gpu.frame_variables import variables
 
 _OWN_SCOPE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _REPEATED = (ast.For, ast.While, ast.If, ast.Try, ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memexplore.knobs.forward import device_of
+from memexplore.run.knobs.applying.forward import device_of
 from memexplore.virtual_gpu.device import active
 
 CALLED, LOSS = "_model_call", "_loss"

@@ -13,9 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from memexplore.knobs.adapters import check_names
-from memexplore.knobs.choices import Precision
-from memexplore.knobs.knobs import Knobs
 from memexplore.live import changes, locks, setting
 from memexplore.live.changes import Change, ChangeState
 from memexplore.live.compiled import COMPILED
@@ -24,7 +21,11 @@ from memexplore.live.loss_lines import LossLines
 from memexplore.live.observed import Observer
 from memexplore.live.optimizers import Optimizers
 from memexplore.live.store import Call, Store
-from memexplore.runs.rows import StepRow
+from memexplore.ranks.rows import StepRow
+from memexplore.run.knobs.applying.layer_names import check_names
+from memexplore.run.knobs.applying.loop import RunningLoop
+from memexplore.run.knobs.knobs import Knobs
+from memexplore.run.knobs.precision import Precision
 from memexplore.torch_internals.modules import is_compiled
 
 _MOST_CHANGES = 1000
@@ -44,7 +45,7 @@ class Control:
         self.waiting = False
         """Whether the next border of steps has work."""
         self.loop: frozenset[str] = frozenset()
-        """What the training loop follows; see `locks.needs`."""
+        """What the training loop follows; see `Knob.asks_loop_for`."""
         self.on_request: Callable[[Change], object] = lambda change: None
         self.closing: Callable[[], object] = lambda: None
         """Ends the predictions of the run."""
@@ -110,7 +111,7 @@ class Control:
         request = self._request
         return self.setting.knobs if request is None else request.knobs
 
-    def facts(self) -> locks.Facts:
+    def facts(self) -> RunningLoop:
         """Return what locks knobs in this run."""
         models, now = self.models(), time.monotonic()
         known = [id(model) for model in models]
@@ -118,7 +119,7 @@ class Control:
             compiled = COMPILED in self._store.notes or (self._compiles and any(map(is_compiled, models)))
             self._walked = now + _SECONDS_WALKED, known, setting.no_model(models, compiled)
         kept = setting.layout_kept_by(models, self.optimizers())
-        return locks.Facts(self._walked[2], self.loop, kept)
+        return RunningLoop(self._walked[2], self.loop, kept)
 
     def request(self, knobs: Knobs) -> None:
         """Request a setting from the next border of steps on.

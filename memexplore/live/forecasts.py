@@ -13,18 +13,17 @@ from concurrent.futures import Future
 
 import torch
 
-from memexplore import targets
-from memexplore.knobs.knobs import Knobs
 from memexplore.live import step_copy
 from memexplore.live.changes import Change
 from memexplore.live.control import Control
 from memexplore.live.counters import Counters
 from memexplore.live.gradient_buckets import Buckets, buckets_of
 from memexplore.live.observed import ObservedCall, unknown_in
-from memexplore.live.prediction import ENDED, Prediction, Predictor, Request, Target, settle
+from memexplore.live.prediction import ENDED, Prediction, Predictor, Request, settle
 from memexplore.live.setting import inner
-from memexplore.recorder import cuda
-from memexplore.search import workers
+from memexplore.run.knobs.knobs import Knobs
+from memexplore.run.machine import CPU, Machine, machine_of
+from memexplore.run.search.process_settings import process_settings
 from memexplore.virtual_gpu.device import active
 
 _NO_STEP = "No training step has ended yet: ask again after one."
@@ -97,11 +96,11 @@ class Forecasts:
             self._packed, self._buckets = step_copy.pack(inner(model), optimizer), buckets_of(model)
         measured = newest.peak_allocated if newest.step == control.observer.step else None
         code = self._code(control.models()) if control.observer.is_last else b""
-        settings = workers.process_settings(None)
+        settings = process_settings()
         # Those of the knob are made by the prediction.
         count = max(newest.micro_batches // (control.setting.knobs.accumulation or 1), 1)
         now = control.setting.knobs
-        request = Request(knobs, now, measured, call, count, self._target, settings, self._buckets, code)
+        request = Request(knobs, now, measured, call, count, self._machine, settings, self._buckets, code)
         self._predictor.start(self._packed, request, future)
 
     def _code(self, models: list[torch.nn.Module]) -> bytes:
@@ -124,13 +123,12 @@ class Forecasts:
         return models[0], optimizers[0]
 
     @functools.cached_property
-    def _target(self) -> Target:
+    def _machine(self) -> Machine:
         virtual = active()
         if virtual is not None:
-            return Target(virtual.gpu, virtual.release, virtual.os)
-        if self._counters.device.startswith("cuda"):
-            return Target(cuda.catalogue_gpu(torch.device(self._counters.device)))
-        return Target(targets.predicted_as(targets.CPU))
+            return machine_of(virtual.gpu, release=virtual.release, os=virtual.os)
+        on_gpu = self._counters.device.startswith("cuda")
+        return machine_of(torch.device(self._counters.device) if on_gpu else CPU)
 
 
 class _CannotPredictError(Exception):

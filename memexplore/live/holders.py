@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import torch
 
 from memexplore.analysis.tables import is_users
-from memexplore.frame_variables import variables
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
+from memexplore.virtual_gpu.frame_variables import variables
 
 _DEPTH = 8
 """Objects on the way from a tensor to a variable, and so walks, at most."""

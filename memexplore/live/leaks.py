@@ -21,9 +21,9 @@ from memexplore.analysis.places import name_cells
 from memexplore.analysis.tables import user_line
 from memexplore.live import holders
 from memexplore.live.recording import Survivor
-from memexplore.runs.rows import StepRow
+from memexplore.ranks.rows import StepRow
 from memexplore.tape import Frame
-from memexplore.units import size_text
+from memexplore.text.units import size_text
 
 _LEAST_STEPS = 8
 """Steps after the warm-up from which growth is judged."""

@@ -7,14 +7,14 @@ import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from memexplore.analysis.places import name_cells
-from memexplore.knobs.knobs import Knobs
 from memexplore.live import locks, notes
 from memexplore.live.changes import Change
 from memexplore.live.leaks import Leak
 from memexplore.live.loop import InLoop
 from memexplore.live.schedule import Cause
 from memexplore.live.store import Store
-from memexplore.runs.rows import StepRow, table
+from memexplore.ranks.rows import StepRow, table
+from memexplore.run.knobs.knobs import Knobs
 from memexplore.tape import Tape
 
 if TYPE_CHECKING:

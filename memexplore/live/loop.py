@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 
-from memexplore.knobs.choices import Precision
-from memexplore.knobs.forward import device_of
-from memexplore.knobs.precision import AUTOCAST
 from memexplore.live.control import Control
 from memexplore.live.parts import parts_of, samples_of
 from memexplore.live.setting import inner
+from memexplore.run.knobs.applying.forward import device_of
+from memexplore.run.knobs.precision import CASTS, Precision
 
 _NO_SAMPLES = "live.micro_batches found no tensor in the batch that has several samples along its first dimension"
 _FIELDS = {
@@ -24,7 +23,7 @@ _FIELDS = {
     frozenset({"autocast", "backward", "step"}): "fp16",
     frozenset({"micro_batches", "backward"}): "accumulation",
 }
-"""Functions that a loop calls -> what it then follows (`locks.needs`)."""
+"""Functions that a loop calls -> what it then follows (`Knob.asks_loop_for`)."""
 
 
 class InLoop:
@@ -77,7 +76,7 @@ class InLoop:
 
     def _dtype(self, written: torch.dtype | None) -> torch.dtype | None:
         precision = self._control.setting.knobs.precision
-        return written if precision is Precision.AS_WRITTEN else AUTOCAST.get(precision)
+        return written if precision is Precision.AS_WRITTEN else CASTS.get(precision)
 
     def _device(self) -> torch.device:
         models = self._control.models()

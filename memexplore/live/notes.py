@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from memexplore.knobs.forward import device_of
 from memexplore.live.control import Control
 from memexplore.live.counters import Counters, VirtualCounters
 from memexplore.live.store import Store
+from memexplore.run.knobs.applying.forward import device_of
+from memexplore.text.units import size_text
 from memexplore.torch_internals.state import compiler_is_used
-from memexplore.units import size_text
 
 _MANY = 20
 """Steps or calls after which a note says why the run has no step of its own."""

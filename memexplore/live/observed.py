@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from memexplore.knobs.forward import device_of
 from memexplore.live.store import Call
+from memexplore.run.knobs.applying.forward import device_of
 
 _T = TypeVar("_T")
 _SECONDS = 0.2

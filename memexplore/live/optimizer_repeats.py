@@ -232,7 +232,7 @@ def _read(recorder: Recorder, first: int, start: int) -> tuple[list[_Request], l
         block = event.call
         if event.action == _FREE and block in alive:
             alive.remove(block)
-        elif event.action == _ALLOC and block < 0 and row not in recorder.tags:
+        elif event.action == _ALLOC and block < 0 and row not in recorder.tags.categories:
             alive.add(row)
         else:
             return None

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from memexplore.steps import batches
+from memexplore.run.programs import batches
 
 
 def samples_of(batch: Any) -> int:

@@ -6,37 +6,35 @@ replaces an older one, and a process that has been busy with an older one for lo
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import math
-import multiprocessing
 import os
 import pickle
-import signal
 import threading
 import time
-import weakref
+from collections.abc import Generator
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import cloudpickle
 import torch
 
-from memexplore import targets
 from memexplore.analysis.curves import by_category
-from memexplore.gpu_catalogue import Gpu
-from memexplore.knobs.choices import Optimizer, Update
-from memexplore.knobs.knobs import Knobs
 from memexplore.live import step_copy
 from memexplore.live.code_step import CodeLoss
 from memexplore.live.gradient_buckets import Buckets
 from memexplore.live.observed import ObservedCall
-from memexplore.search import workers
-from memexplore.search.beside import end_with_parent
-from memexplore.steps import trial
-from memexplore.steps.outcome import Outcome, outcome_of, slow_down
-from memexplore.steps.step import Step
-from memexplore.tape import Category, Os, Tape
+from memexplore.run.knobs.knobs import Knobs
+from memexplore.run.knobs.optimizer import Optimizer
+from memexplore.run.knobs.update import Update
+from memexplore.run.machine import Kind, Machine
+from memexplore.run.programs.outcome import Outcome, slow_down
+from memexplore.run.programs.step import Step
+from memexplore.run.run import run
+from memexplore.run.search.packing import unpacked
+from memexplore.run.search.process_settings import ProcessSettings, set_process_settings
+from memexplore.run.search.workers import Workers
+from memexplore.tape import Category, Tape
 
 _NICENESS = 10
 """Lower priority of the process than that of the run, and of searches."""
@@ -46,6 +44,7 @@ _IDLE = 60.0
 """Seconds without a request after which the process ends."""
 REPLACED = "A newer request replaced this one."
 ENDED = "The run has ended."
+_PROCESS_ENDED = "The process of the prediction ended."
 
 
 class Prediction(NamedTuple):
@@ -71,14 +70,6 @@ class Prediction(NamedTuple):
     """Why there is no prediction, as a sentence."""
 
 
-class Target(NamedTuple):
-    """The device of a prediction."""
-
-    gpu: Gpu
-    release: str | None = None
-    os: str = Os.LINUX
-
-
 class Request(NamedTuple):
     """One setting to be predicted; the packed step is sent before."""
 
@@ -87,8 +78,8 @@ class Request(NamedTuple):
     measured_peak: int | None
     call: ObservedCall
     micro_batches: int
-    target: Target
-    settings: workers.ProcessSettings
+    machine: Machine
+    settings: ProcessSettings
     buckets: Buckets | None = None
     """Gradient buckets of DistributedDataParallel."""
     code: bytes = b""
@@ -103,9 +94,9 @@ class Predictor:
         self._waiting: tuple[Request, Future[Prediction]] | None = None
         self._running: Future[Prediction] | None = None
         self._since = 0.0
-        self._process: Any = None
+        self._workers: Workers | None = None
+        """The process, None while there is none."""
         self._closed = False
-        _predictors.add(self)
 
     def start(self, packed: bytes, request: Request, future: Future[Prediction]) -> None:
         """Send a request instead of one that waits, to a new process where none is free soon."""
@@ -119,54 +110,53 @@ class Predictor:
             busy = self._running is not None and time.monotonic() - self._since > _PATIENCE
             if busy:
                 self._end_process()
-            if self._process is None:
-                self._begin_process(packed)
+            if self._workers is None:
+                self._begin_process(packed, request.settings)
             self._condition.notify()
 
-    def _begin_process(self, packed: bytes) -> None:
-        connection, other = multiprocessing.Pipe()
-        self._process = process = workers.new_process(_serve, (other,))
-        process.start()
-        # The end of the process then ends the thread.
-        other.close()
-        name = "memexplore-prediction"
-        threading.Thread(target=self._talk, args=(process, connection, packed), name=name, daemon=True).start()
+    def _begin_process(self, packed: bytes, settings: ProcessSettings) -> None:
+        self._workers = workers = Workers(_answer)
+        workers.start(niceness=_NICENESS, before=_hide_gpus)
+        workers.give(packed, settings)
+        threading.Thread(target=self._talk, args=(workers,), name="memexplore-prediction", daemon=True).start()
 
     def _end_process(self) -> None:
-        process, self._process = self._process, None
+        workers, self._workers = self._workers, None
         running, self._running = self._running, None
-        if process is not None:
-            process.terminate()
+        if workers is not None:
+            workers.stop()
         if running is not None:
             settle(running, Prediction(Knobs(), failed=ENDED if self._closed else REPLACED))
 
-    def _talk(self, process: Any, connection: Any, packed: bytes) -> None:
+    def _talk(self, workers: Workers) -> None:
         """Send requests to a process and settle their futures, until it ends."""
+        (worker,) = workers.all
         # Of the connection or of an answer that cannot be read: the request then fails below.
         with contextlib.suppress(Exception):
-            connection.send_bytes(packed)
+            worker.wait_until_ready()
             while True:
                 with self._condition:
-                    self._condition.wait_for(lambda: self._waiting is not None or self._process is not process, _IDLE)
-                    if self._waiting is None or self._process is not process:
+                    self._condition.wait_for(lambda: self._waiting is not None or self._workers is not workers, _IDLE)
+                    if self._waiting is None or self._workers is not workers:
                         break
                     (request, future), self._waiting = self._waiting, None
                     self._running, self._since = future, time.monotonic()
-                connection.send_bytes(cloudpickle.dumps(request))
-                answer = pickle.loads(connection.recv_bytes())
+                worker.send(request)
+                answer = worker.receive()
                 with self._condition:
                     if self._running is future:
                         self._running = None
                 settle(future, answer)
         with self._condition:
-            if self._process is process:
-                self._process = None
-                if self._running is not None:
-                    settle(self._running, Prediction(Knobs(), failed="The process of the prediction ended."))
-                    self._running = None
-        connection.close()
-        process.terminate()
-        process.join()
+            if self._workers is workers:
+                self._workers = None
+                waiting = None if self._waiting is None else self._waiting[1]
+                for future in filter(None, (self._running, waiting)):
+                    settle(future, Prediction(Knobs(), failed=_PROCESS_ENDED))
+                self._running = self._waiting = None
+        workers.stop()
+        workers.join()
+        workers.close()
 
     def close(self) -> None:
         """End the process; requests that wait fail. It may be called twice."""
@@ -179,16 +169,6 @@ class Predictor:
             self._condition.notify()
 
 
-_predictors: weakref.WeakSet[Predictor] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    # Python waits at its exit for processes that are no daemons.
-    for predictor in list(_predictors):
-        predictor.close()
-
-
 def settle(future: Future[Prediction], prediction: Prediction) -> None:
     """Set the result of a future that has none yet."""
     if not future.done():
@@ -198,35 +178,25 @@ def settle(future: Future[Prediction], prediction: Prediction) -> None:
 # --- in the process -------------------------------------------------------------------------------------------------
 
 
-def _serve(connection: Any) -> None:
-    # An interrupt of a notebook reaches the whole process group; the parent ends the process itself.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _hide_gpus() -> None:
     # No context on the GPU that trains: nothing here uses a real one.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    if hasattr(os, "nice"):
-        os.nice(_NICENESS)
-    torch.set_num_threads(1)
-    with contextlib.suppress(EOFError, OSError):
-        packed: Any = connection.recv_bytes()
-        while True:
-            request: Request = pickle.loads(connection.recv_bytes())
-            try:
-                workers.set_process_settings(request.settings)
-                if isinstance(packed, bytes):
-                    packed = pickle.loads(packed)
-                answer = predicted(packed, request)
-            except Exception as error:
-                text = f"This step cannot be predicted: {type(error).__name__}: {error}"
-                answer = Prediction(request.knobs, failed=text.splitlines()[0])
-            connection.send_bytes(cloudpickle.dumps(answer))
+
+
+def _answer(packed: bytes, request: Request) -> Generator[Prediction, None, None]:
+    try:
+        set_process_settings(request.settings)
+        yield predicted(unpacked(packed), request)
+    except Exception as error:
+        text = f"This step cannot be predicted: {type(error).__name__}: {error}"
+        yield Prediction(request.knobs, failed=text.splitlines()[0])
 
 
 def predicted(packed: Step, request: Request) -> Prediction:
     """Return the prediction of a request for an unpacked model. Raises what the step raises."""
     outcome, assumed = _outcome(packed, request, request.knobs)
     unchanged = outcome if request.unchanged == request.knobs else _outcome(packed, request, request.unchanged)[0]
-    on_cpu = request.target.gpu.key == targets.CPU
+    on_cpu = request.machine.kind is Kind.CPU
     return Prediction(
         request.knobs,
         outcome.peak_allocated,
@@ -271,22 +241,20 @@ def _run(packed: Step, request: Request, knobs: Knobs) -> tuple[Outcome, tuple[s
 
 def _run_code(packed: Step, request: Request, knobs: Knobs, code: CodeLoss | None) -> tuple[Outcome, tuple[str, ...]]:
     step, assumed = step_copy.step_of(packed, request.call, request.micro_batches, knobs, request.buckets, code)
-    gpu, release, os_of_driver = request.target
-    knobs = knobs.replace(accumulation=None)
-    if gpu.key == targets.CPU and _updates_by_default(step, knobs):
+    machine, knobs = request.machine, knobs.replace(accumulation=None)
+    on_cpu = machine.kind is Kind.CPU
+    if on_cpu and _updates_by_default(step, knobs):
         # On a CPU that is one weight after the other.
         knobs = knobs.replace(update=Update.PER_TENSOR)
 
-    def run(setting: Knobs, on: str | Gpu | None) -> trial.Trial:
-        return trial.run(step, setting, gpu=on, release=release, os=os_of_driver)
-
     try:
-        done, outcome = outcome_of(run, knobs, gpu, step.batch_size)
+        result = run(step, knobs, machine.twin())
     finally:
         if isinstance(step.compute_loss, step_copy.Replay):
             step.compute_loss.end()
-    if gpu.key == targets.CPU:
-        outcome = outcome._replace(peak_allocated=_peak_of_cpu(done.tape))
+    outcome = result.outcome
+    if on_cpu:
+        outcome = outcome._replace(peak_allocated=_peak_of_cpu(result.tape))
     return outcome, (*assumed, *step_copy.assumed_in(step))
 
 

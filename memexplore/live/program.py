@@ -15,7 +15,7 @@ import torch
 from memexplore.live import watch as watching
 from memexplore.live.counters import Counters, CudaCounters, VirtualCounters
 from memexplore.live.live import Live, State
-from memexplore.runs.rows import StepRow
+from memexplore.ranks.rows import StepRow
 
 
 class Program:

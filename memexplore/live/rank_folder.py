@@ -6,9 +6,9 @@ import os
 
 import torch
 
-from memexplore.capture import versions
 from memexplore.live.counters import Counters
-from memexplore.runs.writer import Writer, rank_of_environment
+from memexplore.ranks.writer import Writer, rank_of_environment
+from memexplore.recorder.recording import versions
 
 
 def writer_of(folder: str | os.PathLike[str], counters: Counters) -> Writer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memexplore.live.shapes import Shapes, difference
-from memexplore.units import size_text
+from memexplore.text.units import size_text
 
 LEAST_RISE = 0.001
 """Share of the highest marked peak below which a higher peak is not marked."""

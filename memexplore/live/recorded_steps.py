@@ -9,7 +9,7 @@ from memexplore.analysis.groups import UNKNOWN_LINE
 from memexplore.analysis.places import name_cells
 from memexplore.live.recording import Recording
 from memexplore.tape import Tape
-from memexplore.units import size_text
+from memexplore.text.units import size_text
 
 MOST_TAPES = 24
 MOST_ROWS = 4_000_000

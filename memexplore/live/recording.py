@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from memexplore.analysis.curves import peak
-from memexplore.capture import predicted, versions
 from memexplore.live.older import Older
 from memexplore.live.optimizer_repeats import OptimizerRepeats, Repeat, complete
 from memexplore.live.unseen_requests import joined
@@ -26,6 +25,7 @@ from memexplore.recorder.earlier_blocks import NOTHING_EARLIER, Untouched
 from memexplore.recorder.events import Event
 from memexplore.recorder.real_device import CudaMode, RealMode
 from memexplore.recorder.recorder import Recorder
+from memexplore.recorder.recording import predicted, versions
 from memexplore.tape import Action, Category, Frame, Meta, Phase, Source, Tape
 from memexplore.torch_internals.state import compiler_is_used, dispatch_mode_stack
 from memexplore.virtual_gpu.device import VirtualGpu
@@ -124,7 +124,7 @@ class Recording:
         self.mode: Any = None
         """The dispatch mode of a real device."""
         if virtual is not None:
-            adopt = virtual.mode.reallocate if virtual.mode.has_earlier_tensors else None
+            adopt = virtual.runner.reallocate if virtual.runner.has_earlier_tensors else None
             self.recorder, self._meta = Recorder(live_storages, adopt), predicted(virtual)
         else:
             on_gpu = device.type == "cuda"
@@ -298,7 +298,7 @@ class Recording:
         self.left = sum(recorder.events[row][_SIZE] for row in recorder.open_rows.values())
         sizes: dict[int, int] = {}
         for row, (module, size) in made.items():
-            if row < most_at <= freed_at.get(row, most_at) and recorder.tags.get(row) not in _OWNED:
+            if row < most_at <= freed_at.get(row, most_at) and recorder.tags.categories.get(row) not in _OWNED:
                 sizes[module] = sizes.get(module, 0) + size
         names = recorder.names.table
         self.kept_by_layer = {names[number]: size for number, size in sorted(sizes.items()) if size}
@@ -338,7 +338,7 @@ class Recording:
         found = []
         for ref in list(recorder.live.values()):
             row = recorder.open_rows.get(ref.address, -1)
-            if row < 0 or recorder.events[row][_ACTION] != Action.ALLOC or recorder.tags.get(row) in _OWNED:
+            if row < 0 or recorder.events[row][_ACTION] != Action.ALLOC or recorder.tags.categories.get(row) in _OWNED:
                 continue
             found.append((recorder.events[row], ref))
         found.sort(key=lambda pair: -pair[0][_SIZE])

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from memexplore.knobs.apply import apply_until_restored
-from memexplore.knobs.choices import CheckpointKind
-from memexplore.knobs.forward import wrap_forward
-from memexplore.knobs.knobs import Checkpoint, Knobs
-from memexplore.knobs.report import ApplyReport
-from memexplore.knobs.undo import UndoLog
-from memexplore.steps.training_loop import knobs_to_apply
+from memexplore.run.knobs.applying.apply import apply_until_restored, of_model_in_loop
+from memexplore.run.knobs.applying.forward import wrap_forward
+from memexplore.run.knobs.applying.report import ApplyReport
+from memexplore.run.knobs.applying.undo import UndoLog
+from memexplore.run.knobs.checkpoints.setting import Checkpoint, CheckpointKind
+from memexplore.run.knobs.knobs import Knobs
 from memexplore.torch_internals.modules import ENGINE_RUN_BACKWARD, is_compiled
 
 _SHARDED = ("FSDP", "FullyShardedDataParallel")
@@ -62,7 +61,7 @@ class Setting:
     def switch(self, knobs: Knobs, models: Iterable[nn.Module]) -> None:
         """Apply knobs to models instead of those before. After an exception `restore` must be called."""
         self.restore()
-        own = knobs_to_apply(knobs)
+        own = of_model_in_loop(knobs)
         self._first_step = FirstStep(self._failed)
         for model in map(inner, models):
             if own != Knobs():

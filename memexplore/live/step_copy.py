@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from memexplore.knobs.choices import Precision
-from memexplore.knobs.knobs import Knobs
 from memexplore.live.code_step import CodeLoss, CodeStep
 from memexplore.live.gradient_buckets import Buckets, Held
 from memexplore.live.noted_calls import WATCHED_CALL
 from memexplore.live.observed import ObservedCall, TensorLike, leaves
 from memexplore.live.parts import parts_of, samples_of
-from memexplore.search.workers import StepPickler, pack_step
-from memexplore.steps import batches
-from memexplore.steps.step import Step
+from memexplore.run.knobs.knobs import Knobs
+from memexplore.run.knobs.precision import Precision
+from memexplore.run.programs import batches
+from memexplore.run.programs.step import Step
+from memexplore.run.search.packing import StepPickler, pack_step
 from memexplore.virtual_gpu.device import active
 from memexplore.virtual_gpu.tensors.tensor import fake_cpu_tensor
 
@@ -71,7 +71,7 @@ def _no_loss(model: Any, batch: Any) -> Any:
 def pack(model: nn.Module, optimizer: torch.optim.Optimizer) -> bytes:
     """Return a model and its optimizer as bytes; weights and state are packed as shapes.
 
-    Raises `workers.UnsendableStepError` for a model that cannot be pickled.
+    Raises `UnsendableStepError` for a model that cannot be pickled.
     """
     return pack_step(
         Step(model, torch.zeros(1, device="cpu"), compute_loss=_no_loss, optimizer=optimizer), ModelPickler

@@ -16,8 +16,8 @@ from memexplore.live.recording import Recording
 from memexplore.live.schedule import Cause, Schedule
 from memexplore.live.shapes import Shapes, byte_size, text
 from memexplore.live.thinning import History
+from memexplore.ranks.rows import StepRow, numbers
 from memexplore.recorder.module_hooks import Names
-from memexplore.runs.rows import StepRow, numbers
 
 _KNOWN_INPUTS = 512
 Call = tuple[int, bool, Shapes]

@@ -12,7 +12,7 @@ from memexplore.recorder.annotation import annotate
 from memexplore.recorder.earlier_blocks import NOTHING_EARLIER, Earlier
 from memexplore.recorder.matching import Numbers
 from memexplore.tape import Action, Tape
-from memexplore.units import size_text
+from memexplore.text.units import size_text
 
 
 def joined(history: Tape, recorded: Tape, numbers: Numbers | None = None, earlier: Earlier = NOTHING_EARLIER) -> Tape:

@@ -31,9 +31,9 @@ from memexplore.live.rank_folder import writer_of
 from memexplore.live.recording import Recording
 from memexplore.live.schedule import Schedule
 from memexplore.live.watcher import Watcher
+from memexplore.ranks.writer import Writer
 from memexplore.recorder import endings
 from memexplore.recorder.real_device import RealMode, noting_resizes
-from memexplore.runs.writer import Writer
 from memexplore.tape import Ending
 from memexplore.torch_internals import check
 from memexplore.torch_internals.modules import CALL, GLOBAL_HOOKS

@@ -25,9 +25,9 @@ from memexplore.live.recording import Recording, remove_modes
 from memexplore.live.schedule import Cause, Schedule
 from memexplore.live.shapes import shapes_of
 from memexplore.live.store import Current, Store
+from memexplore.ranks.rows import StepRow
 from memexplore.recorder import endings, stacks
 from memexplore.recorder.module_hooks import Names
-from memexplore.runs.rows import StepRow
 from memexplore.tape import Ending
 from memexplore.torch_internals.modules import CALL, is_compiled
 from memexplore.torch_internals.state import is_inside_compiled

@@ -1,8 +1,7 @@
-"""The allocator's own history of a CUDA device, from the begin of a recording on.
+"""Read the allocator's own history of a CUDA device: every request since the begin of a recording.
 
-In: a device. Out: the tape of every request since, workspaces and temporaries of kernels among them, with the state of
-the allocator before. A history that the user records goes on with the user's settings; then the events since the begin
-are cut out of it.
+It has the workspaces and temporaries of kernels too, and the state of the allocator before. A history that the user
+records goes on with the user's settings; then the events since the begin are cut out of it.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class LastingHistory:
         self.is_on = False
         """Whether the history of the allocator is this one."""
         self.since_us = 0
-        """When the code began of which the history is wanted, in microseconds since 1970."""
+        """When the code began whose history is wanted, in microseconds since 1970."""
 
     def begin(self) -> None:
         """Begin the history where the GPU is in use, else when it is; a history of the user stays as it is.
@@ -94,7 +93,7 @@ class LastingHistory:
         begin_history(_LASTING_EVENTS)
 
     def end(self) -> None:
-        """End the history, but for one of the user."""
+        """End the history, unless it is the user's."""
         self._is_wanted = False
         if self.is_on:
             self.is_on = False
@@ -102,7 +101,7 @@ class LastingHistory:
 
 
 lasting = LastingHistory()
-"""That of this process."""
+"""The history of this process."""
 
 
 class AllocatorHistory:
@@ -129,14 +128,14 @@ class AllocatorHistory:
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "history.pickle")
             DUMP_SNAPSHOT.value(path)
-            devices = {each.device: each for each in read(path)}
+            devices = {recorded.device: recorded for recorded in read(path)}
         recorded = devices.get(self._device.index or 0)
         if recorded is None:
             return None
         return history_of(since(recorded, self._began_us) if self._is_users else recorded)
 
     def end(self) -> None:
-        """End the history, but for one of the user. It may be called twice."""
+        """End the history, unless it is the user's. It may be called twice."""
         if self._is_ours:
             self._is_ours = False
             if lasting.is_on:

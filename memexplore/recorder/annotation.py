@@ -1,7 +1,4 @@
-"""The history of the real CUDA allocator, annotated with the ops and layers of a recorder.
-
-In: the tape of the allocator's history and the tape of the recorder, of the same run. Out: one tape.
-"""
+"""Annotate the history of the real CUDA allocator with the ops and layers that a recorder saw in the same run."""
 
 from __future__ import annotations
 

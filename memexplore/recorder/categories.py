@@ -1,4 +1,4 @@
-"""Categories of blocks, decided after the recording from certain facts about a block and from its lifetime."""
+"""Decide the categories of blocks after the recording, from certain facts about each and from its lifetime."""
 
 from __future__ import annotations
 

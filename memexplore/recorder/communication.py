@@ -1,4 +1,4 @@
-"""Blocks of communication between ranks: ops of collectives and of FSDP go in, categories by row come out.
+"""Decide the categories of blocks of communication between ranks, from ops of collectives and of FSDP.
 
 What an op does with a block decides its category, never its size or the name of a variable:
 
@@ -116,10 +116,10 @@ class Communication:
         """Note the group of a collective on tensors of the device; send and receive have a communicator per pair."""
         if all(row < 0 for row in rows):
             return
-        found = group_of(args)
-        if found is None:
+        group_and_size = group_of(args)
+        if group_and_size is None:
             return
-        group, size = found
+        group, size = group_and_size
         to_all = "alltoall" in name or "all_to_all" in name
         before = self._groups.get(group)
         self._groups[group] = Communicator(size, to_all or (before is not None and before.all_to_all))

@@ -1,12 +1,12 @@
-"""Copies of parameters, as averaged models (SWA, EMA), reference models and checkpoints hold them.
+"""Find copies of parameters, as averaged models (SWA, EMA), reference models and checkpoints hold them.
 
-In: which blocks an op computed from which others. Out: the category of each block whose values are those of parameters,
-buffers, gradients or optimizer states, or a mean of them.
+A block whose values are those of parameters, buffers, gradients or optimizer states, or a mean of them, has their
+category.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -50,10 +50,10 @@ class Copies:
     def computed(self, row: int, args: Any, size: int) -> None:
         """Note that a new block of `size` bytes was computed from the first arguments of an op."""
         parts = args[0] if isinstance(args[0], list | tuple) else args[:2]
-        found = [value for value in parts if isinstance(value, torch.Tensor) and value.dim()]
+        sources = [value for value in parts if isinstance(value, torch.Tensor) and value.dim()]
         # A copy may have half or a quarter of the bytes: float32 to bfloat16 or int8.
-        fits = [size * 4 >= value.numel() * value.element_size() for value in found]
-        self._sources[row] = tuple(self._row(value) if fit else -1 for value, fit in zip(found, fits, strict=True))
+        fits = [size * 4 >= value.numel() * value.element_size() for value in sources]
+        self._sources[row] = tuple(self._row(value) if fit else -1 for value, fit in zip(sources, fits, strict=True))
 
     def copied(self, into: torch.Tensor, value: torch.Tensor) -> None:
         """Note that `copy_` copies a tensor into another one."""
@@ -70,10 +70,10 @@ class Copies:
             return -1
         return -1 if ref is None else self._open_rows.get(ref.address, -1)
 
-    def renumber(self, new_row: Mapping[int, int]) -> None:
+    def renumber(self, new_row: Callable[[int], int]) -> None:
         """Change the numbers of all rows."""
-        self._sources = {new_row[row]: tuple(new_row[one] for one in rows) for row, rows in self._sources.items()}
-        self._targets = {new_row[source]: new_row[target] for source, target in self._targets.items()}
+        self._sources = {new_row(row): tuple(map(new_row, rows)) for row, rows in self._sources.items()}
+        self._targets = {new_row(source): new_row(target) for source, target in self._targets.items()}
 
     def inherited(self, certain: Mapping[int, Category]) -> dict[int, tuple[Category, int]]:
         """Return for each copy its category, and the row of the block that it is a copy of.
@@ -88,11 +88,11 @@ class Copies:
         >>> {row: kind.text for row, (kind, _) in copies.inherited({2: Category.PARAMETER}).items()}
         {5: 'parameter'}
         """
-        found: dict[int, tuple[Category, int]] = {}
+        copies: dict[int, tuple[Category, int]] = {}
 
         def kind(row: int) -> Category | None:
             known = certain.get(row)
-            return known if known is not None else found[row][0] if row in found else None
+            return known if known is not None else copies[row][0] if row in copies else None
 
         waiting = sorted(self._sources) + sorted(self._targets)
         while waiting:
@@ -108,11 +108,11 @@ class Copies:
                         best = min(range(len(rows)), key=lambda number: _KINDS.index(kinds[number]))  # type: ignore[arg-type]
                         chosen = kinds[best]
                         assert chosen is not None
-                        found[row] = (chosen, rows[best])
+                        copies[row] = (chosen, rows[best])
                         break
                 else:
                     undecided.append(row)
             if len(undecided) == len(waiting):
                 break
             waiting = undecided
-        return found
+        return copies

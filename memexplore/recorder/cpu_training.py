@@ -1,4 +1,4 @@
-"""Training on the CPU while a GPU is recorded: calls of models and steps of optimizers go in, a verdict comes out."""
+"""Tell whether a recorded GPU waits while a model trains on the CPU."""
 
 from __future__ import annotations
 

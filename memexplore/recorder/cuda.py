@@ -1,4 +1,4 @@
-"""Facts about a CUDA device that a tape has: its catalogue entry, its memory, the operating system."""
+"""Read the facts about a CUDA device that a tape has: its catalogue entry, its memory, the operating system."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from collections.abc import Mapping
 
 import torch
 
-from memexplore import gpu_catalogue
-from memexplore.gpu_catalogue import Gpu
-from memexplore.process_limit import limited
+from memexplore.hardware import catalogue
+from memexplore.hardware.catalogue import Gpu
 from memexplore.tape import Meta, Os, Source
+from memexplore.tape.process_limit import limited
 
 
 def meta(device: torch.device, versions: Mapping[str, str]) -> Meta:
     """Return the metadata of a recording on a CUDA device."""
     free, total = torch.cuda.mem_get_info(device)
     reserved = torch.cuda.memory_reserved(device)
-    found = Meta(
+    result = Meta(
         source=Source.MEASURED,
         device=torch.cuda.get_device_name(device),
         gpu=catalogue_gpu(device).key,
@@ -30,7 +30,7 @@ def meta(device: torch.device, versions: Mapping[str, str]) -> Meta:
         versions=dict(versions),
         os=operating_system(sys.platform, platform.release()),
     )
-    return limited(found, memory_limit(device))
+    return limited(result, memory_limit(device))
 
 
 def memory_limit(device: torch.device) -> int | None:
@@ -59,14 +59,14 @@ def catalogue_gpu(device: torch.device) -> Gpu:
     A GPU missing in the catalogue is a `Gpu` of its size and compute capability.
     """
     properties, limit = torch.cuda.get_device_properties(device), memory_limit(device)
-    table = gpu_catalogue.gpus()
+    table = catalogue.gpus()
     # The RTX 3060 was sold with 8 and with 12 GB under one name.
     named = (table[table["name"] == properties.name]["total"] - properties.total_memory).abs()
     if len(named):
-        gpu = gpu_catalogue.find(str(named.idxmin()))
+        gpu = catalogue.find(str(named.idxmin()))
         return dataclasses.replace(gpu, total=properties.total_memory, limit=limit)
     return dataclasses.replace(
-        gpu_catalogue.find(f"{properties.total_memory}B"),
+        catalogue.find(f"{properties.total_memory}B"),
         name=properties.name,
         compute_capability=(properties.major, properties.minor),
         multiprocessors=properties.multi_processor_count,

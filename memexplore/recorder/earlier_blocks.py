@@ -1,7 +1,6 @@
-"""Blocks of a real device that are older than a recording: what earlier recordings say of them.
+"""Keep what recordings know of the blocks that outlive them, for later recordings of the same real device.
 
-In: what a recording leaves. Out: the origin of a storage for the next recording, and the categories of older blocks in
-its history.
+A later recording gets the origin of such a storage, and categories for the older blocks in its history.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ def classified(tape: Tape, rows: NDArray[np.int64], known: Earlier) -> Tape:
     freed[life.born] = life.requested
     forward = np.flatnonzero((tape.action == Action.MARK) & (tape.phase == Phase.FORWARD))
     begins = int(forward[0]) if len(forward) else len(tape)
-    found: Counter[tuple[int, int]] = Counter()
+    workspaces: Counter[tuple[int, int]] = Counter()
     for row in rows.tolist():
         place = int(tape.address[row]), int(tape.size[row])
         origin, is_left = known.origins.get(place), freed[row] == len(tape)
@@ -121,8 +120,8 @@ def classified(tape: Tape, rows: NDArray[np.int64], known: Earlier) -> Tape:
             columns["stack"][row] = _position(stacks, origin.stack)
         elif place in known.workspaces:
             kind = Category.WORKSPACE
-        elif is_left and place[1] in known.workspace_sizes and found[int(tape.stream[row]), place[1]] < _HANDLES:
-            found[int(tape.stream[row]), place[1]] += 1
+        elif is_left and place[1] in known.workspace_sizes and workspaces[int(tape.stream[row]), place[1]] < _HANDLES:
+            workspaces[int(tape.stream[row]), place[1]] += 1
             kind = Category.WORKSPACE
         if kind == Category.UNKNOWN and known.untouched is Untouched.INPUTS:
             if freed[row] > begins:

@@ -1,4 +1,4 @@
-"""The end of a recorded program: an exception goes in, an `Ending` and one line of text come out."""
+"""Say how a recorded program ended: its `Ending`, and the error in one line of text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from memexplore.analysis.tables import user_line
 from memexplore.tape import Ending, Frame
-from memexplore.texts import clean_text, encodable
+from memexplore.text.untrusted import clean_text, encodable
 
 _LONGEST = 300
 """Letters of a message; longer ones are cut, as the traceback has all of it."""

@@ -1,4 +1,4 @@
-"""The rows that a recorder writes, the storages it reads, and where a storage of an earlier recording came from."""
+"""Define the rows that a recorder writes, the storages that it reads, and the origin of an older storage."""
 
 from __future__ import annotations
 

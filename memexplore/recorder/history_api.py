@@ -1,4 +1,4 @@
-"""PyTorch's own memory history on the virtual GPU: a device goes in, patches of `torch.cuda.memory` come out.
+"""Answer for PyTorch's own memory history on the virtual GPU, by patches of `torch.cuda.memory`.
 
 `_record_memory_history`, `_snapshot` and `_dump_snapshot` answer as on a real GPU.
 """

@@ -1,8 +1,4 @@
-"""Isolation: isolate a run on a shared GPU and drop unrelated allocations from its history.
-
-`isolated` is a context in which a run gets segments of its own; `drop_unrelated` takes the history of the run and
-returns it without the blocks of other code.
-"""
+"""Isolate a run on a shared GPU: give it segments of its own, and drop the blocks of other code from its history."""
 
 from __future__ import annotations
 
@@ -17,9 +13,9 @@ import torch
 
 from memexplore import snapshot
 from memexplore.allocator.actions import GROWTH
-from memexplore.allocator.settings import SMALL
 from memexplore.analysis.curves import lifetimes
 from memexplore.tape import Action, Tape
+from memexplore.tape.allocator_settings import SMALL
 from memexplore.torch_internals.cuda import clear_cublas_workspaces
 
 _RELEASED = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)

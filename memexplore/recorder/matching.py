@@ -1,8 +1,7 @@
-"""Which row of the allocator's history each recorded row is, and which op made the rows that were not recorded.
+"""Match the recorded rows with the allocator's history of the same run, and find the op of each row not recorded.
 
-In: the history and the recorder's tape of one run, and the numbers of the ops in the stacks of the history, if it has
-any. A block is found by address and size, in the order of the ops: an op may have requested and freed a block of the
-same place for itself before.
+A block is found by address and size, in the order of the ops: an op may have requested and freed a block of the same
+place for itself before. The numbers of the ops in the stacks of the history, if it has any, say which op ran.
 """
 
 from __future__ import annotations
@@ -88,8 +87,8 @@ def matches(history: Tape, recorded: Tape, numbers: Numbers | None = None) -> Ro
         if group != before:
             # The outputs of one op may be recorded in another order than they were made.
             before, after = group, last
-        result[row] = found = requests.take((address, size), after, of_row)
-        last = max(last, found)
+        result[row] = match = requests.take((address, size), after, of_row)
+        last = max(last, match)
     _match_older(history, recorded, requests, result)
     freed = _frees(history)
     for block, row in _frees(recorded).items():
@@ -113,7 +112,7 @@ def _match_older(history: Tape, recorded: Tape, requests: Requests, result: Rows
         if older.get(place):
             result[row] = older[place].pop()
         elif left := requests.left(place):
-            longest = max(left, key=lambda each: freed.get(each, len(history)) - each)
+            longest = max(left, key=lambda alloc: freed.get(alloc, len(history)) - alloc)
             left.remove(longest)
             result[row] = longest
 
@@ -151,11 +150,11 @@ def unseen(history: Tape, recorded: Tape, match: Rows, numbers: Numbers | None) 
     Without numbers the op is the one in front.
     """
     recorded_row = np.full(len(history) + 1, -1, dtype=np.int64)
-    found = np.flatnonzero((match >= 0) & np.isin(recorded.action, (Action.ALLOC, Action.OOM)))
-    recorded_row[match[found]] = found
+    matched = np.flatnonzero((match >= 0) & np.isin(recorded.action, (Action.ALLOC, Action.OOM)))
+    recorded_row[match[matched]] = matched
     older = np.flatnonzero((match >= 0) & (recorded.action == Action.PREEXISTING))
     is_known = np.zeros(len(history), dtype=bool)
-    is_known[match[found]] = is_known[match[older]] = True
+    is_known[match[matched]] = is_known[match[older]] = True
     rows = np.flatnonzero((history.action == Action.ALLOC) & ~is_known)
     position = np.arange(len(history))
     before = np.maximum.accumulate(np.where(recorded_row[:-1] >= 0, position, -1))
@@ -178,7 +177,7 @@ def _of_numbers(
     with_end = np.append(number, -1)
     labels = numbers.in_history[rows]
     columns = (front, behind, with_end[front], with_end[behind], labels)
-    for at, (left, right, begin, end, label) in enumerate(zip(*(each.tolist() for each in columns), strict=True)):
+    for at, (left, right, begin, end, label) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
         if label < 0:
             continue
         if left >= 0 and begin % COUNT == label:

@@ -1,6 +1,6 @@
-"""Global hooks that report module calls and optimizer steps to a recorder, and the names of modules.
+"""Report module calls and optimizer steps to a recorder by global hooks of torch, and name the modules.
 
-They need no change to the user's code.
+The user's code needs no change.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from memexplore.frame_variables import variables
 from memexplore.recorder import stacks
 from memexplore.torch_internals.modules import buffers_of, parameters_of
+from memexplore.virtual_gpu.frame_variables import variables
 
 if TYPE_CHECKING:
     from memexplore.recorder.recorder import Recorder
@@ -137,7 +137,7 @@ class Names:
 
     def _share(self, module: torch.nn.Module, caller: int, name: str, above: tuple[torch.nn.Module, ...]) -> None:
         first = self._number(module)
-        if first is None or any(each is module for each in above):
+        if first is None or any(outer is module for outer in above):
             return
         number = self.intern(name, module)
         if self.in_parent.setdefault((first, caller), number) == number:
@@ -145,8 +145,8 @@ class Names:
                 self._share(child, number, f"{name}.{attribute}", (*above, module))
 
     def _number(self, module: torch.nn.Module) -> int | None:
-        found = self._numbers.get(id(module))
-        return found[1] if found is not None and found[0]() is module else None
+        entry = self._numbers.get(id(module))
+        return entry[1] if entry is not None and entry[0]() is module else None
 
     def _keep(self, module: torch.nn.Module, number: int) -> None:
         self._numbers[id(module)] = weakref.ref(module), number
@@ -169,24 +169,24 @@ def _under_construction(module: torch.nn.Module, frame: FrameType | None) -> tor
 
     It is `module` itself where it is called by a constructor whose model does not have it yet; None without one.
     """
-    found = None
+    model = None
     while frame is not None:
         if frame.f_code.co_name == "__init__":
             outer = variables(frame).get("self")
             # Any object, such as a model before `super().__init__()`, may raise where it is asked.
             with contextlib.suppress(Exception):
                 if isinstance(outer, torch.nn.Module):
-                    is_part = any(each is module for each in outer.modules())
-                    found = outer if is_part else module if found is None else found
+                    is_part = any(part is module for part in outer.modules())
+                    model = outer if is_part else module if model is None else model
         frame = frame.f_back
-    return found
+    return model
 
 
 def _has_weights(module: torch.nn.Module) -> bool:
     return any(
         value is not None
-        for each in module.modules()
-        for value in (*parameters_of(each).values(), *buffers_of(each).values())
+        for part in module.modules()
+        for value in (*parameters_of(part).values(), *buffers_of(part).values())
     )
 
 

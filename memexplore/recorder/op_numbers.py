@@ -1,8 +1,8 @@
-"""Numbers of ops in the stacks of the allocator's history: which op made a request that no output has shown.
+"""Number the ops of a recording, so that the stacks of the allocator's history name the op of each request.
 
-In: each op that is about to run. Out: what runs it in a frame of its own, whose line is the number of the op modulo
-`COUNT`, and for each recorded request the number of its op. The allocator's history has the frames of Python, so each
-of its requests names the op that was running, also in the backward pass, where the stack has no other frame.
+Each op runs in a frame of its own, whose line is the number of the op modulo `COUNT`. The allocator's history has the
+frames of Python, so each of its requests names the op that was running, also in the backward pass, where the stack has
+no other frame.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ class OpNumbers:
     def quiet(self, numbers: Sequence[int]) -> Quiet | None:
         """Return the last op of some numbers that returned no new tensor, None if there is none."""
         for number in reversed(numbers):
-            found = self._quiet.get(number)
-            if found is not None:
-                op, module, stack = found
+            quiet = self._quiet.get(number)
+            if quiet is not None:
+                op, module, stack = quiet
                 return Quiet(op, module, self._recorder.stacks.resolve(stack, OWN) if stack >= 0 else ())
         return None
 
@@ -116,5 +116,5 @@ def _returns_nothing_new(func: Any) -> bool:
     schema = schema_or_none(func)
     if schema is None:
         return False
-    tensors = [each for each in schema.returns if "Tensor" in str(each.type)]
-    return all(each.alias_info is not None and each.alias_info.is_write for each in tensors)
+    tensors = [value for value in schema.returns if "Tensor" in str(value.type)]
+    return all(tensor.alias_info is not None and tensor.alias_info.is_write for tensor in tensors)

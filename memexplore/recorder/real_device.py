@@ -1,4 +1,4 @@
-"""Recording on a real device: the CPU by a dispatch mode, a CUDA GPU also by the history of its allocator."""
+"""Record on a real device: the CPU by a dispatch mode, a CUDA GPU also by the history of its allocator."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 
-from memexplore.process_limit import beside
 from memexplore.recorder import cuda, earlier_blocks, isolation
 from memexplore.recorder.allocator_history import AllocatorHistory, History
 from memexplore.recorder.annotation import annotate
-from memexplore.recorder.arguments import argument_in, by_storage, is_among, text_of_whole
 from memexplore.recorder.events import LISTS
 from memexplore.recorder.isolation import Unrelated
 from memexplore.recorder.matching import Numbers
 from memexplore.recorder.op_numbers import OpNumbers
-from memexplore.recorder.recorder import Recorder, is_noted
+from memexplore.recorder.recorder import Recorder, tells_about_arguments
 from memexplore.tape import Category, Meta, Source, Tape
-from memexplore.tensor_text import tensor_text
+from memexplore.tape.process_limit import beside
+from memexplore.text.tensor_text import tensor_text
+from memexplore.text.units import size_text
 from memexplore.torch_internals.dispatch import (
     FLATTEN,
     DisableTorchFunction,
@@ -30,12 +30,12 @@ from memexplore.torch_internals.dispatch import (
     runs_of,
 )
 from memexplore.torch_internals.tensors import (
+    base_of,
     next_sequence_number,
     storage_key,
     storage_use_count,
     untyped_storage,
 )
-from memexplore.units import size_text
 from memexplore.virtual_gpu.dispatch.interrupts import Deferral
 from memexplore.virtual_gpu.patches.install import Replace
 from memexplore.virtual_gpu.tensors.live_storages import StorageRef
@@ -54,7 +54,7 @@ _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _PLAIN = (_Tensor,)  # with which the ops of AccumulateGrad come
 _STRIDED = torch.strided
 _OPS: dict[int, tuple[Callable[..., Any], bool, Any]] = {}
-"""Id of an op -> what runs it, whether the recorder notes it, and the op, whose own hash takes longer."""
+"""Id of an op -> what runs it, whether it tells what its arguments are, and the op, whose own hash takes longer."""
 _MOST_OPS = 10_000
 _MOST_EVENTS = 4_000_000
 """Events that the allocator keeps of a recording; of a longer one the first are lost."""
@@ -98,9 +98,9 @@ class RealMode(TorchDispatchMode):
         sequence = next_sequence_number()
         if sequence != here.sequence:
             self.recorder.made_node(here, sequence, func, 1)
-        run, noted, _ = _OPS.get(id(func)) or _know(func)
-        if noted:
-            self.recorder.note(here, func, (*args, *kwargs.values()) if kwargs else args)
+        run, is_telling, _ = _OPS.get(id(func)) or _register_op(func)
+        if is_telling:
+            self.recorder.tag_arguments(here, func, (*args, *kwargs.values()) if kwargs else args)
         try:
             if self.numbers is not None:
                 self.record_arguments(args)
@@ -135,7 +135,7 @@ class RealMode(TorchDispatchMode):
             if isinstance(result, _Tensor):
                 self._record_output(result, func, args, 0)
             elif isinstance(result, LISTS):
-                arguments = by_storage(args, {}) if len(result) > _FEW else None
+                arguments = _by_storage(args, {}) if len(result) > _FEW else None
                 for index, output in enumerate(result):
                     if isinstance(output, _Tensor):
                         self._record_output(output, func, args, index, arguments)
@@ -182,11 +182,11 @@ class RealMode(TorchDispatchMode):
             if arguments is not None:
                 argument = arguments.get(key)
             elif storage_use_count(key) > _ALONE:
-                argument = argument_in(storage, args)
+                argument = _argument_in(storage, args)
             else:
                 argument = None
                 for value in args:
-                    if value is output or (isinstance(value, LISTS) and is_among(value, output)):
+                    if value is output or (isinstance(value, LISTS) and _is_among(value, output)):
                         argument = output
                         break
             if argument is not None:
@@ -195,7 +195,7 @@ class RealMode(TorchDispatchMode):
         size = storage.nbytes()
         if size:
             # A storage that was resized may have been seen first through a view of its tensor.
-            text = tensor_text(output.shape, output.dtype) if ref is None else text_of_whole(output, size)
+            text = tensor_text(output.shape, output.dtype) if ref is None else _text_of_base(output, size)
             if func is _RETURNS_VIEWS and output.nbytes != size:
                 text = tensor_text((size // output.itemsize,), output.dtype)
             address = storage.data_ptr()
@@ -214,7 +214,7 @@ class RealMode(TorchDispatchMode):
             return None
         address = storage.data_ptr()
         origin = earlier_blocks.origin_of(storage)
-        self.recorder.preexisting(address, size, origin, _UNKNOWN, text_of_whole(tensor, size))
+        self.recorder.preexisting(address, size, origin, _UNKNOWN, _text_of_base(tensor, size))
         return self._keep(storage, storage_key(storage), address, size)
 
     def resized(self, storage: torch.UntypedStorage, address: int, size: int) -> None:
@@ -261,11 +261,58 @@ class RealMode(TorchDispatchMode):
                 self.recorder.free(ref.address, ref.size)
 
 
-def _know(func: Any) -> tuple[Callable[..., Any], bool, Any]:
+def _text_of_base(tensor: torch.Tensor, size: int) -> str:
+    """Return shape and dtype of the tensor that a storage of `size` bytes was made for, empty if `tensor` is a part.
+
+    The tensor is the base of a view. A view without a base, such as `x.t().detach()`, is recognised by its gaps or by
+    the order of its dimensions in memory.
+    """
+    base = base_of(tensor)
+    base = tensor if base is None else base
+    if base.nbytes != size:
+        return ""
+    is_in_order = base.is_contiguous() or base.is_contiguous(memory_format=torch.channels_last)
+    return tensor_text(base.shape, base.dtype) if is_in_order else ""
+
+
+def _is_among(args: Any, output: torch.Tensor) -> bool:
+    """Return whether an op's output is one of its arguments itself, those in lists included."""
+    for value in args:  # noqa: SIM110 - a generator takes three times as long
+        if value is output or (isinstance(value, LISTS) and _is_among(value, output)):
+            return True
+    return False
+
+
+def _argument_in(storage: torch.UntypedStorage, args: Any) -> torch.Tensor | None:
+    """Return the first of an op's tensor arguments in a storage, those in lists included; None without one."""
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            # A storage has one Python object while that is alive.
+            if value.layout is torch.strided and untyped_storage(value) is storage:
+                return value
+        elif isinstance(value, LISTS):
+            inner = _argument_in(storage, value)
+            if inner is not None:
+                return inner
+    return None
+
+
+def _by_storage(args: Any, tensors: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Return the first of an op's tensor arguments in each storage, by the key of the storage."""
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            if value.layout is torch.strided:
+                tensors.setdefault(storage_key(untyped_storage(value)), value)
+        elif isinstance(value, LISTS):
+            _by_storage(value, tensors)
+    return tensors
+
+
+def _register_op(func: Any) -> tuple[Callable[..., Any], bool, Any]:
     if len(_OPS) >= _MOST_OPS:
         _OPS.clear()
-    found = _OPS[id(func)] = runs_of(func), is_noted(func), func
-    return found
+    entry = _OPS[id(func)] = runs_of(func), tells_about_arguments(func), func
+    return entry
 
 
 def noting_resizes(resize: Callable[..., Any], running: Callable[[], RealMode | None]) -> Callable[..., Any]:
@@ -308,12 +355,12 @@ class CudaMode(RealMode):
 
 
 @contextlib.contextmanager
-def note_failure(error: BaseException, what: str) -> Iterator[None]:
-    """Add an exception of the block to `error` as a note that begins with `what`, instead of raising it."""
+def note_failure(error: BaseException, beginning: str) -> Iterator[None]:
+    """Add an exception of the block to `error` as a note that begins with `beginning`, instead of raising it."""
     try:
         yield
     except Exception as failure:
-        error.add_note(f"{what} ({type(failure).__name__}: {failure}).")
+        error.add_note(f"{beginning} ({type(failure).__name__}: {failure}).")
 
 
 class RealDevice:

@@ -1,7 +1,4 @@
-"""The requests of a program as one short text, to compare programs that run in different processes.
-
-In: the rows of a recorder. Out: a digest of what was allocated and freed, in order, with sizes and streams.
-"""
+"""Write the requests of a program as one short text, to compare programs that run in different processes."""
 
 from __future__ import annotations
 
@@ -35,14 +32,14 @@ def request_sequence(events: Sequence[tuple[int, ...]], streams: Mapping[int, in
     >>> first.allocations, first == second
     (2, False)
     """
-    found, numbers = hashlib.sha256(), dict[int, int]()
+    digest, numbers = hashlib.sha256(), dict[int, int]()
     for row, event in enumerate(events):
         action, size, block = event[1], event[3], event[10]
         if action in _ALLOCATIONS:
             numbers[row] = len(numbers)
-            found.update(b"a%d %d;" % (size, streams.get(row, 0)))
+            digest.update(b"a%d %d;" % (size, streams.get(row, 0)))
         elif action == _FREE:
-            found.update(b"f%d %d;" % (size, numbers.get(block, -1)))
+            digest.update(b"f%d %d;" % (size, numbers.get(block, -1)))
         elif action == _OOM:
-            found.update(b"o%d;" % size)
-    return RequestSequence(len(numbers), found.hexdigest())
+            digest.update(b"o%d;" % size)
+    return RequestSequence(len(numbers), digest.hexdigest())

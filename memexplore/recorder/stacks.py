@@ -1,4 +1,4 @@
-"""Python stacks interned as numbers: a running frame goes in, the number of its stack comes out."""
+"""Intern Python stacks as numbers, and resolve the numbers to frames."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from memexplore.tape import Frame
-from memexplore.texts import encodable
+from memexplore.text.untrusted import encodable
 
 _MOST_SHARED = 20_000
 DEPTH = 128

@@ -1,9 +1,8 @@
-"""Frees that the timing of a GPU decides: those that may end late, and those that may begin early.
+"""Follow the frees that the timing of a GPU decides: those that may end late, and those that may begin early.
 
-In: the uses, frees and waits of a recorded program, as numbers of its events. Out: for each free that waits for another
-stream (`Tensor.record_stream`) the event before which it ends at the latest, and for each free of a block that only a
-collective held the event before which it begins at the earliest. A virtual GPU has no timing: there the work of each
-stream ends at once, and a collective holds its inputs until the program waits for it.
+A free that waits for another stream (`Tensor.record_stream`) ends at the latest before some event of the program; a
+free of a block that only a collective held begins at the earliest before one. A virtual GPU has no timing: there the
+work of each stream ends at once, and a collective holds its inputs until the program waits for it.
 """
 
 from __future__ import annotations

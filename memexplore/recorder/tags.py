@@ -1,7 +1,6 @@
-"""Blocks whose category is certain: models, optimizers and inputs go in, categories and modules by row come out.
+"""Tag the blocks whose category is certain: parameters, buffers, gradients, optimizer state and inputs.
 
-Parameters, buffers, gradients, optimizer state and inputs are found by their storages; the category of all other blocks
-is derived afterwards.
+They are found by their storages; the category of all other blocks is derived afterwards.
 """
 
 from __future__ import annotations
@@ -26,21 +25,22 @@ _LISTED = 3
 
 
 class Tags:
-    """The rows of a recording whose category or module is certain; the base of `Recorder`, which writes the rows."""
+    """Certain categories and modules of the rows of a recording; arguments are those of `Recorder`, and its tables."""
 
-    def __init__(self, live: dict[int, Any], adopt: Callable[[torch.Tensor], Any] | None) -> None:
-        self.live = live
-        self._adopt = adopt
-        """Makes the `Ref` of a storage older than the recording; None if `live` has all storages."""
-        self.names = Names()
-        self.tags: dict[int, int] = {}
+    def __init__(
+        self,
+        live: dict[int, Any],
+        open_rows: dict[int, int],
+        names: Names,
+        adopt: Callable[[torch.Tensor], Any] | None,
+    ) -> None:
+        self._live, self._open_rows, self._names, self._adopt = live, open_rows, names, adopt
+        self.categories: dict[int, int] = {}
         """Row -> category of parameters, gradients, optimizer state and inputs, which need not be derived."""
         self.owners: dict[int, int] = {}
         """Row -> number of the module whose parameter, gradient or state the block holds."""
-        self.sharing: dict[int, dict[int, None]] = {}
+        self._sharing: dict[int, dict[int, None]] = {}
         """Number of a module -> numbers of the modules that have one of its weights too, in the order of definition."""
-        self.open_rows: dict[int, int] = {}
-        """Address -> row of the block that is alive there."""
         self.uninitialized = False
         """Whether a parameter without memory was met, so that its model is tagged again after its call."""
         self._tagged_states = WeakIdKeyDictionary()
@@ -48,27 +48,27 @@ class Tags:
 
     def tag_at(self, address: int) -> tuple[int | None, int | None]:
         """Return the certain category and the module of the block at an address."""
-        row = self.open_rows.get(address, -1)
-        return self.tags.get(row), self.owners.get(row)
+        row = self._open_rows.get(address, -1)
+        return self.categories.get(row), self.owners.get(row)
 
     def tag_block(self, address: int, tag: tuple[int | None, int | None]) -> None:
         """Give the block at an address what `tag_at` returned for another block."""
-        for table, value in zip((self.tags, self.owners), tag, strict=True):
+        for table, value in zip((self.categories, self.owners), tag, strict=True):
             if value is not None:
-                table[self.open_rows[address]] = value
+                table[self._open_rows[address]] = value
 
     def tag_model(self, root: torch.nn.Module) -> None:
         """Tag the storages of a model's parameters, buffers and gradients with category and module.
 
         A tensor of several modules, such as a tied weight, belongs to the first of them in the order of definition.
         """
-        self.names.root(root)
+        self._names.root(root)
         tagged: dict[int, int] = {}  # id of a tensor, which the model keeps alive -> its module
         for module in root.modules():
             parameters = parameters_of(module)
             buffers = buffers_of(module)
             if parameters or buffers:
-                number = self.names.number(module, -1)
+                number = self._names.number(module, -1)
                 for parameter in parameters.values():
                     if parameter is None:
                         continue
@@ -77,19 +77,26 @@ class Tags:
                         tagged[id(parameter)] = number
                         self.tag_weight(parameter, number)
                     elif owner != number and self.row_of(parameter) >= 0:
-                        self.sharing.setdefault(owner, {})[number] = None
+                        self._sharing.setdefault(owner, {})[number] = None
                 for buffer in buffers.values():
                     if buffer is not None and id(buffer) not in tagged:
                         tagged[id(buffer)] = number
                         self.tag(buffer, Category.BUFFER, number)
 
+    def renumber(self, new_row: Callable[[int], int]) -> None:
+        """Change the numbers of all rows."""
+        for table in (self.categories, self.owners):
+            renumbered = {new_row(row): value for row, value in table.items()}
+            table.clear()
+            table.update(renumbered)
+
     def sharing_notes(self) -> tuple[str, ...]:
         """Return a sentence on each module that has a weight of other modules: which of them counts its bytes."""
-        names = self.names.table
+        names = self._names.table
         return tuple(
             f"{names[owner]} and {_listed([names[other] for other in others])} share a weight, "
             f"which counts as memory of {names[owner]}"
-            for owner, others in self.sharing.items()
+            for owner, others in self._sharing.items()
         )
 
     def tag_input(self, value: Any) -> None:
@@ -97,12 +104,12 @@ class Tags:
         if isinstance(value, torch.Tensor) and not value.requires_grad:
             ref = self.ref_of(value)
             if ref is not None:
-                self.tags.setdefault(self.open_rows.get(ref.address, -1), Category.INPUT)
+                self.categories.setdefault(self._open_rows.get(ref.address, -1), Category.INPUT)
 
     def row_of(self, tensor: torch.Tensor) -> int:
         """Return the row of the block of a tensor, -1 where it has no memory on the device."""
         ref = self.ref_of(tensor)
-        return -1 if ref is None or not ref.size else self.open_rows.get(ref.address, -1)
+        return -1 if ref is None or not ref.size else self._open_rows.get(ref.address, -1)
 
     def ref_of(self, tensor: torch.Tensor) -> Any:
         """Return the `Ref` of a tensor's storage, None where it has no memory on the device."""
@@ -110,7 +117,7 @@ class Tags:
             kind = type(tensor)
             if kind is not _Parameter and kind is not _Tensor:
                 tensor = tensor_with_memory(tensor)
-            ref = self.live.get(storage_key(untyped_storage(tensor)))
+            ref = self._live.get(storage_key(untyped_storage(tensor)))
         except NotImplementedError:
             # The tensors of `torch.func` are wrappers without memory of their own; sparse ones have several storages.
             return None
@@ -147,10 +154,10 @@ class Tags:
         if not ref.size:
             ref.tag = (category, owner)
             return -1
-        row = self.open_rows.get(ref.address, -1)
-        known = self.tags.get(row)
+        row = self._open_rows.get(ref.address, -1)
+        known = self.categories.get(row)
         if known is None or known not in LASTING:
-            self.tags[row] = category
+            self.categories[row] = category
         if owner is not None and owner >= 0:
             self.owners[row] = owner
         return row
@@ -166,8 +173,8 @@ class Tags:
     def owner_of(self, tensor: torch.Tensor, otherwise: int = -1) -> int:
         """Return the number of the module that owns the block of a tensor."""
         # By the block that is alive now: the C++ address of a freed storage soon belongs to another storage.
-        ref = self.live.get(storage_key(untyped_storage(tensor)))
-        return otherwise if ref is None else self.owners.get(self.open_rows.get(ref.address, -1), otherwise)
+        ref = self._live.get(storage_key(untyped_storage(tensor)))
+        return otherwise if ref is None else self.owners.get(self._open_rows.get(ref.address, -1), otherwise)
 
     def owner_of_argument(self, args: Any, index: int, otherwise: int) -> int:
         """Return the number of the module whose parameter, gradient or state an op of an optimizer reads first."""
@@ -176,8 +183,8 @@ class Tags:
             first = first[index if index < len(first) else 0]
         if not isinstance(first, torch.Tensor):
             return otherwise
-        ref = self.live.get(storage_key(untyped_storage(first)))
-        return otherwise if ref is None else self.owners.get(self.open_rows.get(ref.address, -1), otherwise)
+        ref = self._live.get(storage_key(untyped_storage(first)))
+        return otherwise if ref is None else self.owners.get(self._open_rows.get(ref.address, -1), otherwise)
 
 
 def _listed(names: list[str]) -> str:

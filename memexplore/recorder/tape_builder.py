@@ -1,4 +1,4 @@
-"""A recorder goes in, the Tape of its rows comes out, with categories decided."""
+"""Build the Tape of a recorder's rows, with categories decided."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from memexplore.recorder import categories
 from memexplore.recorder.events import Event, Origin
 from memexplore.recorder.recorder import Recorder
 from memexplore.tape import Action, Category, Frame, Meta, Tape
-from memexplore.tensor_text import interned
-from memexplore.units import size_text
+from memexplore.text.tensor_text import interned
+from memexplore.text.units import size_text
 
 _FIELD = {name: column for column, name in enumerate(Event._fields)}
 _OF_ONE = {Category.GATHERED_PARAMETER: Category.PARAMETER, Category.GRADIENT_BUCKET: Category.GRADIENT}
@@ -66,7 +66,7 @@ def build(recorder: Recorder, meta: Meta, own: tuple[str, ...] = OWN) -> Tape:
             "tensor": tensor[rows],
             "stream": stream[rows],
         },
-        meta=recorder.communication.meta(meta._replace(notes=(*meta.notes, *recorder.sharing_notes(), *kept))),
+        meta=recorder.communication.meta(meta._replace(notes=(*meta.notes, *recorder.tags.sharing_notes(), *kept))),
         ops=list(recorder.ops),
         modules=list(recorder.names.table),
         stacks=stacks,
@@ -91,11 +91,9 @@ def _in_order(recorder: Recorder) -> Any:
     block = table[:, _FIELD["call"]]
     block[is_free & (block >= 0)] = new_row[block[is_free & (block >= 0)]]
     table[preexisting, _FIELD["time"]] = 0
-    recorder.tags = {int(new_row[row]): category for row, category in recorder.tags.items()}
-    rows = np.append(new_row, (len(order), -1)).tolist()  # the number of events stays, and no row
-    recorder.communication.renumber(rows.__getitem__)
-    recorder.copies.renumber(dict(enumerate([*new_row.tolist()])) | {-1: -1})
-    recorder.owners = {int(new_row[row]): owner for row, owner in recorder.owners.items()}
+    rows = np.append(new_row, (len(order), -1)).tolist()  # the number of events stays, and -1, which is no row
+    for table_of_rows in (recorder.tags, recorder.communication, recorder.copies):
+        table_of_rows.renumber(rows.__getitem__)
     recorder.tensors = {int(new_row[row]): text for row, text in recorder.tensors.items()}
     recorder.streams = {int(new_row[row]): stream for row, stream in recorder.streams.items()}
     recorder.kept = {int(new_row[row]) for row in recorder.kept}
@@ -104,7 +102,7 @@ def _in_order(recorder: Recorder) -> Any:
     recorder.call_ends_at = [end if end < 0 else end + int(shift[end]) for end in recorder.call_ends_at]
     late = recorder.late
     late.ends = {int(new_row[event]): end if end is None else end + int(shift[end]) for event, end in late.ends.items()}
-    recorder.open_rows = {address: int(new_row[row]) for address, row in recorder.open_rows.items()}
+    recorder.open_rows.update({address: int(new_row[row]) for address, row in recorder.open_rows.items()})
     recorder.events = [tuple(event) for event in table[order].tolist()]
     return table[order]
 
@@ -114,10 +112,10 @@ def _categories_and_modules(recorder: Recorder, field: dict[str, Any], is_block:
     count = len(is_block)
     certain = field["category"].copy()
     module = field["module"].copy()
-    for row, tag in recorder.tags.items():
+    for row, tag in recorder.tags.categories.items():
         if 0 <= row < count and (certain[row] == Category.UNKNOWN or tag != Category.INPUT):
             certain[row] = tag
-    for row, owner in recorder.owners.items():
+    for row, owner in recorder.tags.owners.items():
         if 0 <= row < count:
             module[row] = owner
     kinds = {
@@ -152,12 +150,14 @@ def _categories_and_modules(recorder: Recorder, field: dict[str, Any], is_block:
     )
     of_gradients = [row for row, (kind, _) in inherited.items() if kind == Category.GRADIENT]
     recorder.communication.decide(category, kinds, of_gradients, field["op"], recorder.ops)
-    recorder.kept = {row for row in recorder.kept if category[row] == Category.INPUT and row not in recorder.tags}
+    recorder.kept = {
+        row for row in recorder.kept if category[row] == Category.INPUT and row not in recorder.tags.categories
+    }
     category[list(recorder.kept)] = Category.UNKNOWN
     # A copy belongs to the layer of its source, which may be a copy as well.
     for row in sorted(inherited):
         kind, source = inherited[row]
-        if category[row] == kind and row not in recorder.owners:
+        if category[row] == kind and row not in recorder.tags.owners:
             module[row] = module[source]
     return category, module
 
@@ -203,7 +203,7 @@ def late_ends(recorder: Recorder, tape: Tape) -> dict[int, int]:
 
     A free is named by its place among all frees of the tape, which `build` has returned.
     """
-    return _moves(recorder, tape, recorder.late.ends)
+    return _by_free_and_row(recorder, tape, recorder.late.ends)
 
 
 def early_begins(recorder: Recorder, tape: Tape) -> dict[int, int]:
@@ -211,15 +211,18 @@ def early_begins(recorder: Recorder, tape: Tape) -> dict[int, int]:
 
     A free is named by its place among all frees of the tape, which `build` has returned.
     """
-    return _moves(recorder, tape, recorder.early.begins)
+    return _by_free_and_row(recorder, tape, recorder.early.begins)
 
 
-def _moves(recorder: Recorder, tape: Tape, moves: Mapping[int, int | None]) -> dict[int, int]:
-    """Return frees and rows for events of frees and of rows, where None is the end of the tape."""
+def _by_free_and_row(recorder: Recorder, tape: Tape, events: Mapping[int, int | None]) -> dict[int, int]:
+    """Return a table from the event of a free to another event by the place of the free and the row of the other.
+
+    None is the end of the tape.
+    """
     is_free = np.array([event[1] == Action.FREE_REQUESTED for event in recorder.events], dtype=np.int64)
     before = np.concatenate(([0], np.cumsum(is_free)))
     row_of = np.arange(len(before)) + before
-    return {int(before[event]): len(tape) if to is None else int(row_of[to]) for event, to in moves.items()}
+    return {int(before[event]): len(tape) if to is None else int(row_of[to]) for event, to in events.items()}
 
 
 def store_origins(recorder: Recorder, tape: Tape) -> None:

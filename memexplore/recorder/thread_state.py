@@ -1,7 +1,7 @@
-"""State of a recording that belongs to one thread: its open module calls and its phase.
+"""Keep the state of a recording that belongs to one thread: its open module calls and its phase.
 
-In: the thread that asks. Out: its `ThreadState`. Rows of every thread have the module, line and phase of that thread.
-Steps are counted, and the beginnings of phases marked, in one thread at a time, the leading one (`Threads.leads`).
+Rows of every thread have the module, line and phase of that thread. Steps are counted, and the beginnings of phases
+marked, in one thread at a time, the leading one (`Threads.leads`).
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ class ThreadState:
         inside: then that op has noted them, and not the node of torch's own outside. After an op in place on a view a
         node is made that runs the op's backward on the part of the gradient.
         """
-        found = self.forwards.get(number)
-        if found is None:
+        entry = self.forwards.get(number)
+        if entry is None:
             name = node.name()
             numbers = range(0)
             if name.endswith("CopySlices"):
                 numbers = range(number - 1, number - _NESTED, -1)
             elif name[-1].isdigit():  # `NllLossBackward0`; of a function of Python `ScaleBackward`
                 numbers = range(number + 1, number + _NESTED)
-            found = next((entry for each in numbers if (entry := self.forwards.get(each)) is not None), None)
-        return found
+            return next((near for one in numbers if (near := self.forwards.get(one)) is not None), None)
+        return entry
 
     def gradients(self, node: Any) -> bool:
         """Return whether gradients are enabled; in the forward of an autograd function, whether they were at its call.

@@ -1,4 +1,4 @@
-"""PyTorch's memory snapshots: read as Tapes without running code from them, verified against the allocator, written.
+"""Read PyTorch's memory snapshots as Tapes without running code from them, verify them, and write Tapes as snapshots.
 
 - `unpickle`, with `events` and `plain`: a pickle of plain data; every class is refused.
 - `recorded`: the fields of a snapshot as columns, one `Recorded` a device.
@@ -23,6 +23,7 @@ from memexplore.snapshot.recorded import Recorded, read, unreadable
 from memexplore.snapshot.verify import verify_device
 from memexplore.snapshot.write import as_snapshot, device_number, layout, save_snapshot
 from memexplore.tape import Tape
+from memexplore.text.result_files import PARQUET, TAPE
 
 __all__ = [
     "as_snapshot",
@@ -37,7 +38,7 @@ __all__ = [
 ]
 
 _Result = TypeVar("_Result")
-_PARQUET = b"PAR1"
+_TAPES = (*TAPE.starts, *PARQUET.starts)
 
 
 def load(path: str | os.PathLike[str]) -> dict[int, Tape]:
@@ -55,11 +56,11 @@ def load_with_clock(path: str | os.PathLike[str]) -> dict[int, tuple[Tape, int |
     None where the file has no clock. Raises ValueError as `load` does.
     """
     with open(path, "rb") as file:
-        start = file.read(len(_PARQUET))
-    if start == _PARQUET:
+        start = file.read(max(map(len, _TAPES)))
+    if start.startswith(_TAPES):
         tape = Tape.load(path)
         return {device_number(tape): (tape, None)}
-    tapes = {each.device: (_with_path(path, tape_of, each), first_time(each)) for each in read(path)}
+    tapes = {recorded.device: (_with_path(path, tape_of, recorded), first_time(recorded)) for recorded in read(path)}
     _return_free_memory()
     return tapes
 

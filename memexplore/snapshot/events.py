@@ -1,4 +1,4 @@
-"""Events of a pickled snapshot, read with a regular expression: bytes of the pickle in, columns out.
+"""Read the events of a pickled snapshot as columns, with a regular expression.
 
 Nearly all of a snapshot is events: dictionaries with the same keys in the same order. After `unpickle` has read one of
 them, an `EventPattern` made from it reads the others, faster than Python's own unpickler and in a tenth of the memory
@@ -61,11 +61,11 @@ class EventPattern:
         match, data, memo_entries = self.match, self.data, self.memo_entries
         matches: list[tuple[bytes, ...]] = []
         add_row, extend_memo = matches.append, memo.extend
-        while (found := match(data, position)) is not None:
-            values = found.groups()
+        while (event := match(data, position)) is not None:
+            values = event.groups()
             add_row(values)
             extend_memo(memo_entries[values[-1]])
-            position = found.end()
+            position = event.end()
         if matches:
             begin = len(self.plain.columns["action"])
             self._decode(list(zip(*matches, strict=True)), len(matches))
@@ -91,9 +91,9 @@ class EventPattern:
     def _tail_values(self, tail: bytes) -> tuple[bytes, ...]:
         """Return the pickled values of a tail."""
         assert self.match_tail is not None
-        found = self.match_tail(tail)
-        assert found is not None
-        return found.groups()
+        matched = self.match_tail(tail)
+        assert matched is not None
+        return matched.groups()
 
     def _memo_entries(self, tail: bytes) -> tuple[Any, ...]:
         """Return what an event adds to the memo: None for itself and for tuples, texts, bytes for a list of frames."""

@@ -1,4 +1,4 @@
-"""From a recorded device to a Tape: its events, preceded by rows for the memory held before the first event.
+"""Make a Tape of a recorded device: its events, preceded by rows for the memory held before the first event.
 
 That initial state is found by undoing the events from the final layout backwards.
 """
@@ -78,7 +78,7 @@ def tape_of(recorded: Recorded) -> Tape:
             (Action.FREE_REQUESTED, pending),
             (Action.PREEXISTING, live),
         ):
-            first += [(action, each.address, each.requested, each.stream, each.stack) for each in group]
+            first += [(action, block.address, block.requested, block.stream, block.stack) for block in group]
         first += [(Action.PREEXISTING, address, 0, stream, -1) for address, stream in ends]
         for address, stream in ends:
             first += [(action, address, 0, stream, -1) for action in _FREES]
@@ -150,23 +150,25 @@ def _time(recorded: Recorded, initial: int) -> NDArray[np.int64]:
 
 def _initial_regions(recorded: Recorded) -> list[tuple[int, int, int, bool]]:
     """Return address, size, stream and expandability of each segment and mapped run before the first event."""
-    whole = {segment.address: (segment.size, segment.stream) for segment in recorded.segments if not segment.expandable}
+    fixed = {segment.address: (segment.size, segment.stream) for segment in recorded.segments if not segment.expandable}
     mapped = MappedRanges(
-        (each.address, each.address + each.size, each.stream) for each in recorded.segments if each.expandable
+        (segment.address, segment.address + segment.size, segment.stream)
+        for segment in recorded.segments
+        if segment.expandable
     )
     kinds = SEGMENT_ACTIONS
     rows = np.flatnonzero(np.isin(recorded.action, kinds))[::-1]
     columns = (recorded.action[rows], recorded.address[rows], recorded.size[rows], recorded.stream[rows])
     for action, address, size, stream in zip(*(column.tolist() for column in columns), strict=True):
         if action == Action.SEGMENT_ALLOC:
-            whole.pop(address, None)
+            fixed.pop(address, None)
         elif action == Action.SEGMENT_FREE:
-            whole[address] = (size, stream)
+            fixed[address] = (size, stream)
         elif action == Action.SEGMENT_MAP:
             mapped.remove(address, address + size)
         else:
             mapped.add(address, address + size, stream)
-    regions = [(address, size, stream, False) for address, (size, stream) in whole.items() if size]
+    regions = [(address, size, stream, False) for address, (size, stream) in fixed.items() if size]
     regions += [(start, end - start, stream, True) for start, end, stream in mapped.all()]
     return sorted(regions)
 

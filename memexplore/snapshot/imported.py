@@ -1,4 +1,4 @@
-"""Steps, phases and categories of an imported tape, inferred from stacks and lifetimes.
+"""Infer steps, phases and categories of an imported tape from stacks and lifetimes.
 
 A snapshot records no layers, steps or categories. `annotate` takes the tape and its `stacks.Stacks`, spreads the
 evidence of single rows (`stacks.Origin`) over the rows between them, and returns the tape with the three columns. A

@@ -1,11 +1,11 @@
-"""The content of a pickled snapshot: its events as columns, everything else as Python objects."""
+"""Hold the content of a pickled snapshot: its events as columns, everything else as Python objects."""
 
 from __future__ import annotations
 
 import array
 from typing import Any
 
-from memexplore.texts import shown
+from memexplore.text.untrusted import shown
 
 EVENT_COLUMNS = ("action", "addr", "size", "stream", "time_us", "frames")
 

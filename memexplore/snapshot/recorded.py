@@ -1,7 +1,6 @@
-"""A snapshot file as columns, device by device; the only module that reads the fields of PyTorch's format.
+"""Read the fields of PyTorch's snapshot format as columns: one `Recorded` a device.
 
-A path goes in, one `Recorded` a device comes out (docs/allocator.md section 15). Old and new spellings of a field
-are both read.
+No other module reads them (docs/allocator.md section 15). Old and new spellings of a field are both read.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memexplore.allocator import Settings
-from memexplore.allocator.settings import UNLIMITED
 from memexplore.snapshot.plain import EVENT_COLUMNS, PlainData
 from memexplore.snapshot.unpickle import unpickle
 from memexplore.tape import Action
-from memexplore.texts import shown
+from memexplore.tape.allocator_settings import UNLIMITED
+from memexplore.text.untrusted import shown
 
 _ACTIONS = {action.name.lower(): int(action) for action in Action if action.name not in ("PREEXISTING", "MARK")}
 _MIB = 1024**2
@@ -243,22 +242,22 @@ def _segments(plain: PlainData, entries: list[Any]) -> dict[int, list[RecordedSe
     segments = defaultdict(list)
     seen = set()
     total = 0
-    for each in entries:
-        if type(each) is not dict or type(each.get("blocks")) is not list:
+    for entry in entries:
+        if type(entry) is not dict or type(entry.get("blocks")) is not list:
             raise ValueError("a segment is a dictionary with a list of blocks")
-        blocks = each["blocks"]
+        blocks = entry["blocks"]
         if id(blocks) in seen:
             raise ValueError("it holds one list of blocks several times")
         seen.add(id(blocks))
-        pool = each.get("segment_pool_id", (0, 0))
+        pool = entry.get("segment_pool_id", (0, 0))
         if type(pool) not in (tuple, list) or len(pool) != 2:
             raise ValueError(f"a segment_pool_id is a pair of numbers, not {shown(pool)}")
-        address = _whole(each, "address")
+        address = _whole(entry, "address")
         segment = RecordedSegment(
             address,
-            _whole(each, "total_size"),
-            _whole(each, "stream", 0),
-            each.get("is_expandable") is True,
+            _whole(entry, "total_size"),
+            _whole(entry, "stream", 0),
+            entry.get("is_expandable") is True,
             (_number(pool[0]), _number(pool[1])),
             tuple(_blocks(plain, address, blocks)),
         )
@@ -272,7 +271,7 @@ def _segments(plain: PlainData, entries: list[Any]) -> dict[int, list[RecordedSe
         if end > address + segment.size:
             raise ValueError("a block reaches beyond its segment")
         total += segment.size
-        device = _whole(each, "device", 0)
+        device = _whole(entry, "device", 0)
         if not 0 <= device < _DEVICES:
             raise ValueError(f"a device has a number from 0 to {_DEVICES - 1}, not {device}")
         segments[device].append(segment)

@@ -1,6 +1,6 @@
-"""Facts about the stacks of a snapshot: Python lines, op, open layer calls, and the origin of a request.
+"""Tell facts about the stacks of a snapshot: Python lines, op, open layer calls, and the origin of a request.
 
-Stacks of frames go in; columns with one entry a stack come out (`Stacks`). A frame counts by its file's path and its
+`Stacks` has columns with one entry a stack. A frame counts by its file's path and its
 function: a user's file called `optimizer.py` proves nothing, a frame of `torch/optim/optimizer.py` does.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from memexplore.snapshot.recorded import Recorded
 from memexplore.tape import Category, Frame
-from memexplore.texts import clean_text, shown
+from memexplore.text.untrusted import clean_text, shown
 
 
 class Origin(enum.IntEnum):
@@ -112,9 +112,8 @@ class _Function(NamedTuple):
 
     last: str
     """The name without its class and module."""
-    library: bool
-    accumulate: bool
-    engine: bool
+    origin: Origin
+    """The origin that a C++ function speaks for; USER where it speaks for none."""
 
 
 # Texts repeat in many frames, and a hostile file may repeat a long one in every frame.
@@ -128,8 +127,14 @@ def _file(filename: str) -> _File:
 
 @functools.lru_cache(maxsize=20_000)
 def _function(name: str) -> _Function:
-    library = _LIBRARY.search(name) is not None
-    return _Function(name.rpartition(".")[2], library, _ACCUMULATE in name, name.startswith(_ENGINE))
+    origin = Origin.USER
+    if _LIBRARY.search(name) is not None:
+        origin = Origin.WORKSPACE
+    elif _ACCUMULATE in name:
+        origin = Origin.ACCUMULATE
+    elif name.startswith(_ENGINE):
+        origin = Origin.BACKWARD
+    return _Function(name.rpartition(".")[2], origin)
 
 
 def is_python_frame(frame: Frame) -> bool:
@@ -154,34 +159,40 @@ def origin_of(stack: tuple[Frame, ...]) -> Origin:
     >>> origin_of((Frame("train.py", 9, "step"), Frame("/env/torch/optim/optimizer.py", 533, "wrapper"))).name
     'OPTIMIZER'
     """
-    engine = layer = building = batch = False
+    origins: set[Origin] = set()
     for frame in stack:
-        file, function = _file(frame.filename), _function(frame.function)
-        if not file.python:
-            if function.library:
-                return Origin.WORKSPACE
-            if function.accumulate:
-                return Origin.ACCUMULATE
-            engine = engine or function.engine
-        elif file.backward and function.last in ("backward", "grad", "_engine_run_backward", "_make_grads"):
-            engine = True
-        elif function.last == "zero_grad" and (file.optim or file.module):
-            return Origin.ZERO_GRAD
-        elif file.optim or (function.last == "step" and file.steps_of_others):
-            return Origin.OPTIMIZER
-        elif file.module and function.last == "_call_impl":
-            layer = True
-        elif (file.module and function.last in _MOVING) or file.loading or function.last in _BUILDING:
-            building = building or not layer
-        elif file.data or function.last in _BATCHES:
-            batch = True
-    if engine:
-        return Origin.RECOMPUTE if layer else Origin.BACKWARD
-    if building or batch:
-        return Origin.MODEL if building else Origin.DATA
-    if layer:
+        origin = _origin_of_frame(frame)
+        if origin in _DECIDING:
+            return origin
+        # What a layer's own call builds or moves belongs to the call.
+        if origin is not Origin.MODEL or Origin.FORWARD not in origins:
+            origins.add(origin)
+    if Origin.BACKWARD in origins:
+        return Origin.RECOMPUTE if Origin.FORWARD in origins else Origin.BACKWARD
+    return next((origin for origin in _BY_RANK if origin in origins), Origin.NONE)
+
+
+_DECIDING = frozenset({Origin.WORKSPACE, Origin.ACCUMULATE, Origin.ZERO_GRAD, Origin.OPTIMIZER})
+"""Origins of a frame that are those of the whole stack, whatever the frames around it are."""
+_BY_RANK = (Origin.MODEL, Origin.DATA, Origin.FORWARD, Origin.USER)
+
+
+def _origin_of_frame(frame: Frame) -> Origin:
+    """Return the origin that one frame speaks for; USER for a frame of any other code."""
+    file, function = _file(frame.filename), _function(frame.function)
+    if not file.python:
+        return function.origin
+    if file.backward and function.last in ("backward", "grad", "_engine_run_backward", "_make_grads"):
+        return Origin.BACKWARD
+    if function.last == "zero_grad" and (file.optim or file.module):
+        return Origin.ZERO_GRAD
+    if file.optim or (function.last == "step" and file.steps_of_others):
+        return Origin.OPTIMIZER
+    if file.module and function.last == "_call_impl":
         return Origin.FORWARD
-    return Origin.USER if stack else Origin.NONE
+    if (file.module and function.last in _MOVING) or file.loading or function.last in _BUILDING:
+        return Origin.MODEL
+    return Origin.DATA if file.data or function.last in _BATCHES else Origin.USER
 
 
 def calls_of(stack: tuple[Frame, ...]) -> tuple[Call, ...]:

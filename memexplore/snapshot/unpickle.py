@@ -1,4 +1,4 @@
-"""A reader for pickles of plain data that never looks up a class and bounds every size: bytes in, `PlainData` out.
+"""Read pickles of plain data as `PlainData`: no class is ever looked up, and every size is bounded.
 
 Python's own unpickler runs code that a file asks for; this one refuses such a file.
 """
@@ -12,7 +12,7 @@ from typing import Any
 from memexplore.allocator.gc_pause import gc_paused
 from memexplore.snapshot.events import PATTERNS, EventPattern
 from memexplore.snapshot.plain import PlainData
-from memexplore.texts import shown
+from memexplore.text.untrusted import shown
 
 _REFUSED = {
     **dict.fromkeys(b"ciob\x81\x92\x93R", "asks for a class or a function"),
@@ -65,141 +65,184 @@ class _Reader:
         self.containers_left = len(data) // 6 + 10_000
 
     def read(self) -> PlainData:
-        data, stack, marks = self.data, self.stack, self.marks
-        unpack_int, unpack_unsigned = struct.Struct("<i").unpack_from, struct.Struct("<I").unpack_from
+        data = self.data
+        opcodes = [getattr(self, _OPCODES.get(code, "_unknown")) for code in range(256)]
         position = 0
-        memo: Any = self.memo
-        while True:
-            code = data[position]
-            position += 1
-            if code == 0x6A:  # j, LONG_BINGET
-                stack.append(memo[unpack_unsigned(data, position)[0]])
-                position += 4
-            elif code == 0x68:  # h, BINGET
-                stack.append(memo[data[position]])
-                position += 1
-            elif code == 0x94:  # MEMOIZE
-                if type(memo) is dict:
-                    memo[len(memo)] = stack[-1]
-                else:
-                    memo.append(stack[-1])
-            elif code == 0x7D:  # }, EMPTY_DICT
-                if self.pattern is not None and type(memo) is list:
-                    after = self.pattern.read_events(position - 1, stack, memo)
-                    if after != position - 1:
-                        position = after
-                        continue
-                self._count()
-                stack.append({})
-            elif code == 0x28:  # (, MARK
-                marks.append(len(stack))
-                if len(marks) > _DEEPEST:
-                    raise ValueError("it is nested deeper than a snapshot")
-            elif code == 0x4B:  # K, BININT1
-                stack.append(data[position])
-                position += 1
-            elif code == 0x4D:  # M, BININT2
-                stack.append(data[position] | data[position + 1] << 8)
-                position += 2
-            elif code == 0x4A:  # J, BININT
-                stack.append(unpack_int(data, position)[0])
-                position += 4
-            elif code == 0x8A:  # LONG1
-                length = data[position]
-                if length > 16:
-                    raise ValueError("the pickle holds a number of more than 128 bits")
-                position += 1 + length
-                stack.append(int.from_bytes(data[position - length : position], "little", signed=True))
-            elif code == 0x75:  # u, SETITEMS
-                start = marks.pop()
-                items = stack[start:]
-                del stack[start:]
-                self._set(stack[-1], items)
-            elif code == 0x8C:  # SHORT_BINUNICODE
-                length = data[position]
-                position += 1 + length
-                stack.append(data[position - length : position].decode("utf-8", "surrogatepass"))
-            elif code == 0x5D:  # ], EMPTY_LIST
-                self._count()
-                stack.append([])
-            elif code == 0x65:  # e, APPENDS
-                start = marks.pop()
-                items = stack[start:]
-                del stack[start:]
-                _list(stack[-1]).extend(items)
-            elif code == 0x61:  # a, APPEND
-                item = stack.pop()
-                _list(stack[-1]).append(item)
-            elif code == 0x73:  # s, SETITEM
-                items = stack[-2:]
-                del stack[-2:]
-                self._set(stack[-1], items)
-            elif code == 0x95:  # FRAME
-                position += 8
-            elif code == 0x2E:  # ., STOP
-                if len(stack) != 1 or marks:
-                    raise ValueError("the pickle is damaged: it ends with a stack that is not empty")
-                self.plain.root = stack[0]
-                return self.plain
-            else:
-                if code in (0x71, 0x72, 0x70) and type(memo) is list:
-                    memo = dict(enumerate(memo))
-                position = self._rare_opcode(code, position, memo)
+        while (code := data[position]) != _STOP:
+            position = opcodes[code](position + 1)
             if position > len(data):
                 raise IndexError
+        if len(self.stack) != 1 or self.marks:
+            raise ValueError("the pickle is damaged: it ends with a stack that is not empty")
+        self.plain.root = self.stack[0]
+        return self.plain
 
-    def _rare_opcode(self, code: int, position: int, memo: Any) -> int:
-        data, stack = self.data, self.stack
-        if code == 0x80:  # PROTO
-            if data[position] > 5:
-                raise ValueError(f"pickle protocol {data[position]} is unknown; 0 to 5 can be read")
-            return position + 1
-        if code == 0x71:  # q, BINPUT
-            memo[data[position]] = stack[-1]
-            return position + 1
-        if code == 0x72:  # r, LONG_BINPUT
-            memo[struct.unpack_from("<I", data, position)[0]] = stack[-1]
-            return position + 4
-        if code in _CONSTANTS:
-            stack.append(_CONSTANTS[code])
-            return position
-        if 0x85 <= code <= 0x87:  # TUPLE1 to TUPLE3
-            return self._tuple(len(stack) - (code - 0x84), position)
-        if code == 0x74:  # t, TUPLE
-            return self._tuple(self.marks.pop(), position)
-        if code in (0x6C, 0x64):  # l, LIST and d, DICT
-            start = self.marks.pop()
-            items = stack[start:]
-            del stack[start:]
-            self._count()
-            stack.append([] if code == 0x6C else {})
-            if code == 0x6C:
-                stack[-1].extend(items)
-            else:
-                self._set(stack[-1], items)
-            return position
-        if code == 0x47:  # G, BINFLOAT
-            stack.append(struct.unpack_from(">d", data, position)[0])
-            return position + 8
-        if code in _COUNTED:
-            form, convert = _COUNTED[code]
-            (length,) = struct.unpack_from(form, data, position)
-            start = position + struct.calcsize(form)
-            if length > len(data) - start:
-                raise IndexError
-            stack.append(convert(data[start : start + length]))
-            return start + length
-        if code in _LINES:
-            end = data.find(b"\n", position)
-            if end < 0:
-                raise IndexError
-            _LINES[code](stack, memo, data[position:end])
-            return end + 1
-        if code in _REFUSED:
-            raise ValueError(
-                f"it {_REFUSED[code]}; a snapshot is plain data, so the file is refused and nothing of it ran"
-            )
-        raise ValueError(f"the pickle is damaged: {bytes([code])!r} at byte {position - 1} means nothing here")
+    # Each opcode is a method: it gets the position behind the opcode and returns that of the next one.
+
+    def _get_long(self, position: int) -> int:
+        self.stack.append(self.memo[_unsigned(self.data, position)[0]])
+        return position + 4
+
+    def _get(self, position: int) -> int:
+        self.stack.append(self.memo[self.data[position]])
+        return position + 1
+
+    def _memoize(self, position: int) -> int:
+        memo = self.memo
+        if type(memo) is dict:
+            memo[len(memo)] = self.stack[-1]
+        else:
+            memo.append(self.stack[-1])  # type: ignore[union-attr]
+        return position
+
+    def _put(self, position: int) -> int:
+        self._numbered_memo()[self.data[position]] = self.stack[-1]
+        return position + 1
+
+    def _put_long(self, position: int) -> int:
+        self._numbered_memo()[_unsigned(self.data, position)[0]] = self.stack[-1]
+        return position + 4
+
+    def _dictionary(self, position: int) -> int:
+        """Begin a dictionary, or read events as long as the pattern of an earlier one matches."""
+        if self.pattern is not None and type(self.memo) is list:
+            after = self.pattern.read_events(position - 1, self.stack, self.memo)
+            if after != position - 1:
+                return after
+        self._count()
+        self.stack.append({})
+        return position
+
+    def _empty_list(self, position: int) -> int:
+        self._count()
+        self.stack.append([])
+        return position
+
+    def _mark(self, position: int) -> int:
+        self.marks.append(len(self.stack))
+        if len(self.marks) > _DEEPEST:
+            raise ValueError("it is nested deeper than a snapshot")
+        return position
+
+    def _byte(self, position: int) -> int:
+        self.stack.append(self.data[position])
+        return position + 1
+
+    def _two_bytes(self, position: int) -> int:
+        self.stack.append(self.data[position] | self.data[position + 1] << 8)
+        return position + 2
+
+    def _four_bytes(self, position: int) -> int:
+        self.stack.append(_signed(self.data, position)[0])
+        return position + 4
+
+    def _long(self, position: int) -> int:
+        length = self.data[position]
+        if length > 16:
+            raise ValueError("the pickle holds a number of more than 128 bits")
+        end = position + 1 + length
+        self.stack.append(int.from_bytes(self.data[end - length : end], "little", signed=True))
+        return end
+
+    def _float(self, position: int) -> int:
+        self.stack.append(struct.unpack_from(">d", self.data, position)[0])
+        return position + 8
+
+    def _short_text(self, position: int) -> int:
+        end = position + 1 + self.data[position]
+        self.stack.append(_text(self.data[position + 1 : end]))
+        return end
+
+    def _counted(self, position: int) -> int:
+        """Read a text or bytes behind their length."""
+        form, convert = _COUNTED[self.data[position - 1]]
+        (length,) = struct.unpack_from(form, self.data, position)
+        start = position + struct.calcsize(form)
+        if length > len(self.data) - start:
+            raise IndexError
+        self.stack.append(convert(self.data[start : start + length]))
+        return start + int(length)
+
+    def _constant(self, position: int) -> int:
+        self.stack.append(_CONSTANTS[self.data[position - 1]])
+        return position
+
+    def _set_items(self, position: int) -> int:
+        items = self._since_mark()
+        self._set(self.stack[-1], items)
+        return position
+
+    def _set_item(self, position: int) -> int:
+        items = self.stack[-2:]
+        del self.stack[-2:]
+        self._set(self.stack[-1], items)
+        return position
+
+    def _append_items(self, position: int) -> int:
+        items = self._since_mark()
+        _list(self.stack[-1]).extend(items)
+        return position
+
+    def _append_item(self, position: int) -> int:
+        item = self.stack.pop()
+        _list(self.stack[-1]).append(item)
+        return position
+
+    def _full_list(self, position: int) -> int:
+        items = self._since_mark()
+        self._count()
+        self.stack.append(items)
+        return position
+
+    def _full_dictionary(self, position: int) -> int:
+        items = self._since_mark()
+        self._count()
+        self.stack.append({})
+        self._set(self.stack[-1], items)
+        return position
+
+    def _short_tuple(self, position: int) -> int:
+        return self._tuple(len(self.stack) - (self.data[position - 1] - 0x84), position)
+
+    def _marked_tuple(self, position: int) -> int:
+        return self._tuple(self.marks.pop(), position)
+
+    def _line(self, position: int) -> int:
+        """Read a line of text, in which protocol 0 writes numbers and places in the memo."""
+        code, end = self.data[position - 1], self.data.find(b"\n", position)
+        if end < 0:
+            raise IndexError
+        _LINES[code](self.stack, self._numbered_memo() if code == _PUT_LINE else self.memo, self.data[position:end])
+        return end + 1
+
+    def _frame(self, position: int) -> int:
+        return position + 8
+
+    def _protocol(self, position: int) -> int:
+        if self.data[position] > 5:
+            raise ValueError(f"pickle protocol {self.data[position]} is unknown; 0 to 5 can be read")
+        return position + 1
+
+    def _refused(self, position: int) -> int:
+        reason = _REFUSED[self.data[position - 1]]
+        raise ValueError(f"it {reason}; a snapshot is plain data, so the file is refused and nothing of it ran")
+
+    def _unknown(self, position: int) -> int:
+        code = self.data[position - 1 : position]
+        raise ValueError(f"the pickle is damaged: {code!r} at byte {position - 1} means nothing here")
+
+    def _since_mark(self) -> list[Any]:
+        """Take what was put on the stack since the last mark."""
+        start = self.marks.pop()
+        items = self.stack[start:]
+        del self.stack[start:]
+        return items
+
+    def _numbered_memo(self) -> dict[int, Any]:
+        """Return the memo as a dictionary, which it stays: older protocols number its entries themselves."""
+        if type(self.memo) is list:
+            self.memo = dict(enumerate(self.memo))
+        return self.memo  # type: ignore[return-value]
 
     def _count(self) -> None:
         self.containers_left -= 1
@@ -286,6 +329,8 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", "surrogatepass")
 
 
+_signed, _unsigned = struct.Struct("<i").unpack_from, struct.Struct("<I").unpack_from
+_STOP, _PUT_LINE = b".p"
 _CONSTANTS: dict[int, Any] = {0x4E: None, 0x88: True, 0x89: False, 0x29: ()}
 _COUNTED: dict[int, tuple[str, Callable[[bytes], Any]]] = {
     0x58: ("<I", _text),  # X, BINUNICODE
@@ -299,6 +344,37 @@ _LINES: dict[int, Callable[[list[Any], Any, bytes], None]] = {
     0x4C: _line_int,  # L, LONG
     0x46: _line_float,  # F, FLOAT
     0x56: lambda stack, memo, line: stack.append(line.decode("raw-unicode-escape")),  # V, UNICODE
-    0x70: _line_put,  # p, PUT
+    _PUT_LINE: _line_put,  # p, PUT
     0x67: _line_get,  # g, GET
 }
+_OPCODES: dict[int, str] = {
+    0x6A: "_get_long",  # j, LONG_BINGET
+    0x68: "_get",  # h, BINGET
+    0x94: "_memoize",  # MEMOIZE
+    0x71: "_put",  # q, BINPUT
+    0x72: "_put_long",  # r, LONG_BINPUT
+    0x7D: "_dictionary",  # }, EMPTY_DICT
+    0x5D: "_empty_list",  # ], EMPTY_LIST
+    0x28: "_mark",  # (, MARK
+    0x4B: "_byte",  # K, BININT1
+    0x4D: "_two_bytes",  # M, BININT2
+    0x4A: "_four_bytes",  # J, BININT
+    0x8A: "_long",  # LONG1
+    0x47: "_float",  # G, BINFLOAT
+    0x8C: "_short_text",  # SHORT_BINUNICODE
+    0x75: "_set_items",  # u, SETITEMS
+    0x73: "_set_item",  # s, SETITEM
+    0x65: "_append_items",  # e, APPENDS
+    0x61: "_append_item",  # a, APPEND
+    0x6C: "_full_list",  # l, LIST
+    0x64: "_full_dictionary",  # d, DICT
+    **dict.fromkeys((0x85, 0x86, 0x87), "_short_tuple"),  # TUPLE1 to TUPLE3
+    0x74: "_marked_tuple",  # t, TUPLE
+    0x95: "_frame",  # FRAME
+    0x80: "_protocol",  # PROTO
+    **dict.fromkeys(_CONSTANTS, "_constant"),
+    **dict.fromkeys(_COUNTED, "_counted"),
+    **dict.fromkeys(_LINES, "_line"),
+    **dict.fromkeys(_REFUSED, "_refused"),
+}
+"""Opcode -> method of `_Reader`."""

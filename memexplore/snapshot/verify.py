@@ -1,4 +1,4 @@
-"""A recorded device replayed by the allocator model: a `Recorded` in, counts of reproduced events and blocks out."""
+"""Replay a recorded device with the allocator model and count the events and blocks that it reproduces."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 from memexplore.allocator import cache
 from memexplore.allocator.actions import GROWTH, SEGMENT_ACTIONS
+from memexplore.allocator.block_allocator import BlockAllocator
 from memexplore.allocator.blocks import Block
-from memexplore.allocator.core import AllocatorCore
 from memexplore.allocator.restore import restore
-from memexplore.allocator.settings import SMALL, UNLIMITED
 from memexplore.snapshot.history import history, tape_of
 from memexplore.snapshot.recorded import Recorded
 from memexplore.tape import Action, Tape
+from memexplore.tape.allocator_settings import SMALL, UNLIMITED
 
 _RELEASES_OF_TORCH = ("2.11", "2.13", "2.12")
 """A torch release for each order of free blocks: snapshots do not record theirs."""
@@ -61,18 +61,19 @@ class _Comparison:
         """Recorded segment events since the last request."""
         self.predicted_events: list[_Event] = []
         """Segment events of the model since the last request."""
-        self.allocator = AllocatorCore(
+        self.allocator = BlockAllocator(
             recorded.settings,
             release=release,
             on_event=self._on_event,
             choose_address=self._recorded_address,
             finished=lambda stream: False,
         )
+        self.segments = self.allocator.segments
         self.looks_left = _LOOKS + _LOOKS_PER_EVENT * len(tape)
-        begin, self.blocks = restore(tape, self.allocator)
-        self.allocated = sum(block.size for block in self.allocator.live.values())
+        begin, self.blocks = restore(tape, self.segments)
+        self.allocated = sum(block.size for block in self.segments.live.values())
         self.peak_allocated = self.allocated
-        self.peak_reserved = self.allocator.reserved
+        self.peak_reserved = self.segments.reserved
         self._replay(tape, begin)
         self.final_reproduced, self.final_all = self._final_blocks()
 
@@ -96,14 +97,14 @@ class _Comparison:
 
     def _on_event(self, action: Action, address: int, size: int, stream: int) -> None:
         self.predicted_events.append((action, address, size))
-        self.peak_reserved = max(self.peak_reserved, self.allocator.reserved)
+        self.peak_reserved = max(self.peak_reserved, self.segments.reserved)
 
     def _recorded_address(self, size: int, stream: int) -> int:
         """Return the recorded address of a new segment: the driver chooses it, so no model can predict it."""
         for action, address, length in self.recorded_events:
             if action == Action.SEGMENT_MAP or (action == Action.SEGMENT_ALLOC and length == size):
                 return address
-        return self.allocator.next_range(size)
+        return self.segments.next_range(size)
 
     def _replay(self, tape: Tape, begin: int) -> None:
         columns = (tape.action[begin:], tape.address[begin:], tape.size[begin:], tape.stream[begin:])
@@ -115,9 +116,9 @@ class _Comparison:
             elif action == Action.FREE_REQUESTED:
                 self._release_cache()
                 block = self.blocks.get(address)
-                if block is not None and block.address in self.allocator.live:
-                    del self.allocator.live[block.address]
-                    self.allocator.pending[block] = None
+                if block is not None and block.address in self.segments.live:
+                    del self.segments.live[block.address]
+                    self.segments.pending[block] = None
                     self.allocated -= block.size
             elif action == Action.FREE_COMPLETED:
                 # A failed request that waits for other streams completes frees between its own segment rows.
@@ -129,12 +130,12 @@ class _Comparison:
         self._release_cache()
 
     def _complete_free(self, block: Block) -> None:
-        if block in self.allocator.pending:
-            del self.allocator.pending[block]
+        if block in self.segments.pending:
+            del self.segments.pending[block]
             block.pending_events = 0
-        elif self.allocator.live.pop(block.address, None) is not None:
+        elif self.segments.live.pop(block.address, None) is not None:
             self.allocated -= block.size
-        self.allocator.merge_free(block)
+        self.segments.merge_free(block)
 
     def _release_cache(self) -> None:
         """Repeat a recorded release of the cache that no request followed."""
@@ -145,7 +146,7 @@ class _Comparison:
 
     def _release_cached(self) -> None:
         self.allocator.release_cached()
-        self._count_looks(sum(len(pool.free_blocks()) + len(pool.free_sets) for pool in self.allocator.pools()))
+        self._count_looks(sum(len(pool.free_blocks()) + len(pool.free_sets) for pool in self.segments.pools()))
 
     def _count_looks(self, count: int) -> None:
         self.looks_left -= count
@@ -153,24 +154,24 @@ class _Comparison:
             raise ValueError("its events contradict the allocator too often for a replay")
 
     def _alloc(self, address: int, size: int, stream: int) -> None:
-        allocator, events = self.allocator, self.recorded_events
+        segments, events = self.segments, self.recorded_events
         releases = [at for at, event in enumerate(events) if event[0] in _RELEASES]
         if releases and any(event[0] == Action.SEGMENT_MAP for event in events[: releases[0]]):
             # The device ran out while memory was mapped; the capacity makes the model fail at the same point.
-            allocator.capacity = max(self._reserved_after(releases[0]), self._reserved_after(len(events)))
+            segments.capacity = max(self._reserved_after(releases[0]), self._reserved_after(len(events)))
         elif releases:
             self._release_cached()
         peak_before = self.peak_reserved
-        block = allocator.allocate_block(size, stream)
-        allocator.capacity = UNLIMITED
+        block = self.allocator.allocate_block(size, stream)
+        segments.capacity = UNLIMITED
         self.all[Action.ALLOC] += 1
         if block is not None and block.address == address:
-            allocator.live[address] = block
+            segments.live[address] = block
             self.reproduced[Action.ALLOC] += 1
         else:
             self.peak_reserved = peak_before
             block = self._move_to(address, size, block)
-            self.peak_reserved = max(peak_before, allocator.reserved)
+            self.peak_reserved = max(peak_before, segments.reserved)
         self._compare()
         if block is not None:
             self.blocks[address] = block
@@ -181,17 +182,17 @@ class _Comparison:
         """Repeat a request that ran out of memory, with the reserved memory before or after it as capacity."""
         releases = [at for at, event in enumerate(self.recorded_events) if event[0] in _RELEASES]
         before = self._reserved_after(releases[0] if releases else 0)
-        self.allocator.capacity = max(before, self._reserved_after(len(self.recorded_events)))
+        self.segments.capacity = max(before, self._reserved_after(len(self.recorded_events)))
         block = self.allocator.allocate_block(size, stream)
-        self.allocator.capacity = UNLIMITED
+        self.segments.capacity = UNLIMITED
         if block is not None:
-            self.allocator.merge_free(block)
+            self.segments.merge_free(block)
         self._compare()
 
     def _reserved_after(self, count: int) -> int:
         """Return the reserved bytes after the first `count` of the recorded segment events."""
         signs = {Action.SEGMENT_FREE: -1, Action.SEGMENT_UNMAP: -1}
-        return self.allocator.reserved + sum(
+        return self.segments.reserved + sum(
             size * signs.get(Action(action), 1) for action, _, size in self.recorded_events[:count]
         )
 
@@ -209,18 +210,18 @@ class _Comparison:
 
     def _move_to(self, address: int, size: int, wrong: Block | None) -> Block | None:
         """Free the block of a request and allocate it at the recorded address; None if that memory is not free."""
-        allocator, predicted = self.allocator, list(self.predicted_events)
-        rounded = allocator.settings.round_size(size)
-        pool = allocator.small if rounded <= SMALL else allocator.large
+        segments, predicted = self.segments, list(self.predicted_events)
+        rounded = segments.settings.round_size(size)
+        pool = segments.small if rounded <= SMALL else segments.large
         if wrong is not None:
-            allocator.merge_free(wrong)
+            segments.merge_free(wrong)
             if any(action in GROWTH for action, _, _ in predicted):
-                cache.release_block(allocator, wrong)
+                cache.release_block(segments, wrong)
         for action, start, length in self.recorded_events:
             if action == Action.SEGMENT_ALLOC and start == address:
-                free_set = allocator.free_set(pool, wrong.free_set.stream if wrong is not None else 0)
-                free_set.insert(Block(start, length, free_set, allocator.rank(start), None))
-                allocator.update_reserved(Action.SEGMENT_ALLOC, start, length, free_set)
+                free_set = segments.free_set(pool, wrong.free_set.stream if wrong is not None else 0)
+                free_set.insert(Block(start, length, free_set, segments.rank(start), None))
+                segments.update_reserved(Action.SEGMENT_ALLOC, start, length, free_set)
         self.predicted_events = predicted
         for free_set in pool.free_sets.values():
             self._count_looks(1)
@@ -233,24 +234,24 @@ class _Comparison:
 
     def _allocate_at(self, address: int, block: Block, rounded: int, requested: int) -> Block:
         """Allocate a piece of a free block at an address; what lies before and behind it stays free."""
-        allocator, free_set = self.allocator, block.free_set
+        segments, free_set = self.segments, block.free_set
         if block.address < address:
-            front = allocator.split(block, address - block.address)
+            front = segments.split(block, address - block.address)
             free_set.insert(front)
             free_set.remove(block)
         remainder = block.size - rounded
         if remainder >= free_set.min_remainder and rounded < free_set.split_limit:
-            block = allocator.split(block, rounded)
+            block = segments.split(block, rounded)
         block.requested = requested
-        allocator.live[block.address] = block
+        segments.live[block.address] = block
         return block
 
     def _final_blocks(self) -> tuple[int, int]:
         """Return how many blocks of the recorded final layout the model reproduces, and their number."""
         states = {}
-        for blocks in self.allocator.contiguous_blocks():
+        for blocks in self.segments.contiguous_blocks():
             for block in blocks:
-                pending = block in self.allocator.pending
+                pending = block in self.segments.pending
                 states[block.address] = (block.size, "free" if block.free else "pending" if pending else "live")
         recorded = [block for segment in self.recorded.segments for block in segment.blocks]
         return sum(states.get(block.address) == (block.size, block.state) for block in recorded), len(recorded)

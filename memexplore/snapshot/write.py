@@ -1,4 +1,4 @@
-"""A Tape as a PyTorch snapshot: its file, its dictionaries, and the segments and blocks at the end of the tape."""
+"""Write a Tape as a PyTorch snapshot: file, dictionaries, and the segments and blocks at the end of the tape."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 
 from memexplore.allocator import Settings, block_sizes
 from memexplore.allocator.actions import GROWTH
-from memexplore.allocator.settings import INTERVALS, UNLIMITED
 from memexplore.analysis.segments import segments_at_end
 from memexplore.snapshot.history import initial_row_count, reserved
 from memexplore.tape import Action, Category, Tape
+from memexplore.tape.allocator_settings import INTERVALS, UNLIMITED
 
 _WITHOUT_ADDRESS = (Action.SNAPSHOT, Action.OOM, Action.MARK)
 

@@ -1,4 +1,4 @@
-"""Probes of all private names of torch in the installed release: missing names, and one warning for a new release."""
+"""Probe all private names of torch in the installed release: missing names, and one warning for a new release."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ AsyncCollectiveTensor: Any = look_up(
 
 def _op(name: str, why: str, if_missing: str) -> tuple[Any, ...]:
     """Return an op of functional collectives, as a tuple: empty in a release without it."""
-    found = look_up_or_none(f"torch.ops._c10d_functional.{name}", why, if_missing, needed=lambda: False)
-    return () if found is None else (found.default,)
+    op = look_up_or_none(f"torch.ops._c10d_functional.{name}", why, if_missing, needed=lambda: False)
+    return () if op is None else (op.default,)
 
 
 WAIT_TENSOR = _op(

@@ -99,7 +99,7 @@ def is_compiled_outside(model: nn.Module) -> bool:
     It takes 0.04 s per million objects of Python where something was compiled.
     """
     return compiler_is_used() and any(
-        isinstance(each, dict) and each.get(_COMPILED_INSIDE) is model for each in gc.get_referrers(model)
+        isinstance(holder, dict) and holder.get(_COMPILED_INSIDE) is model for holder in gc.get_referrers(model)
     )
 
 

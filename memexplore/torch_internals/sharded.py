@@ -72,7 +72,7 @@ def group_of(args: Any) -> tuple[str, int] | None:
         elif isinstance(value, distributed.ProcessGroup):
             group = value
         elif isinstance(value, str) and value:
-            group = next((each for each, name in world.pg_names.items() if name == value), None)
+            group = next((named for named, name in world.pg_names.items() if name == value), None)
         if group is not None:
             return (group.group_name, group.size()) if "nccl" in distributed.get_backend_config(group) else None
     return None

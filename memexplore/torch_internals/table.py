@@ -1,4 +1,4 @@
-"""Rows of the table of torch's private names, and the functions that add a row and return the named object.
+"""Keep the table of torch's private names, and add a row for each as it is looked up.
 
 Each private name is looked up once, at import. A name that this release of torch lacks is replaced by a stand-in whose
 use raises a RuntimeError with one sentence, so that everything else still works.
@@ -96,9 +96,9 @@ def look_up(
 
     `probe` gets the object. Where no name exists the result is a stand-in that raises RuntimeError when it is called.
     """
-    found = next(filter(exists, (name, *other_names)), None)
-    TABLE.append(Internal(name, why, if_missing, lambda: found is not None and probe(_resolve(found))))
-    return _resolve(found) if found is not None else _missing(name, if_missing)
+    present = next(filter(exists, (name, *other_names)), None)
+    TABLE.append(Internal(name, why, if_missing, lambda: present is not None and probe(_resolve(present))))
+    return _resolve(present) if present is not None else _missing(name, if_missing)
 
 
 def look_up_or_none(name: str, why: str, if_missing: str, *, needed: Callable[[], bool]) -> Any:
@@ -123,10 +123,10 @@ def method_of(kind: str, name: str, example: Callable[[], Any], why: str, if_mis
 
 def attribute_names(kind: str, names: str, example: Callable[[], Any], why: str, if_missing: str) -> tuple[str, ...]:
     """Add a row for each attribute of instances of `kind`, and return the names for `getattr` and `setattr`."""
-    found = tuple(names.split())
-    for name in found:
+    attributes = tuple(names.split())
+    for name in attributes:
         attribute_of(kind, name, example, why, if_missing)
-    return found
+    return attributes
 
 
 def replaceable(
@@ -138,7 +138,7 @@ def replaceable(
     needed: Callable[[], bool] = lambda: True,
 ) -> Attribute:
     """Add a row for a name that is replaced, and return its owner and name. The probe passes if not `needed`."""
-    found = next(filter(exists, (name, *other_names)), name)
-    TABLE.append(Internal(name, why, if_missing, lambda: exists(found) or not needed()))
-    owner, _, attribute = found.rpartition(".")
+    present = next(filter(exists, (name, *other_names)), name)
+    TABLE.append(Internal(name, why, if_missing, lambda: exists(present) or not needed()))
+    owner, _, attribute = present.rpartition(".")
     return Attribute(_resolve(owner), attribute)

@@ -182,12 +182,12 @@ def saved_values(node: Any) -> list[Any]:
 
     No hook is called, so a checkpoint is not computed again. A graph that was freed keeps nothing.
     """
-    found: list[Any] = []
+    values: list[Any] = []
     kind: Any = type(node)
     for name in _saved_names(kind):
         try:
             saved = getattr(node, name)
-            found += [each.data for each in (saved if isinstance(saved, tuple | list) else (saved,))]
+            values += [value.data for value in (saved if isinstance(saved, tuple | list) else (saved,))]
         except (RuntimeError, AttributeError):  # freed
             continue
-    return [each for each in found if each is not None]
+    return [value for value in values if value is not None]

@@ -1,4 +1,4 @@
-"""The virtual GPU: a GPU of the catalogue and a torch release go in, and code that says `cuda` runs on that GPU."""
+"""Turn a virtual GPU on and off: code that says `cuda` runs on a GPU of the catalogue under a torch release."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from memexplore.allocator import Allocator, Settings
 from memexplore.allocator.placement import placement_on
 from memexplore.allocator.sizes import underivable_ends
-from memexplore.gpu_catalogue import Gpu
+from memexplore.hardware.catalogue import Gpu
 from memexplore.tape import Action, Category, Os
 from memexplore.torch_internals import check
 from memexplore.torch_internals.state import (
@@ -24,7 +24,7 @@ from memexplore.torch_internals.state import (
 from memexplore.torch_internals.tensors import only_lift_cpu_tensors, set_only_lift_cpu_tensors
 from memexplore.virtual_gpu.dispatch import cpu_ops, interrupts, mode, runner, streams, work
 from memexplore.virtual_gpu.dispatch.value_lane import ValueLane
-from memexplore.virtual_gpu.distributed import accelerate_state, launch
+from memexplore.virtual_gpu.distributed import accelerate_state, ranks
 from memexplore.virtual_gpu.distributed import patches as distributed
 from memexplore.virtual_gpu.distributed.ranks import Rank
 from memexplore.virtual_gpu.files import session
@@ -49,9 +49,10 @@ from memexplore.virtual_gpu.patches.compile import EagerCompile
 from memexplore.virtual_gpu.patches.device_names import DeviceRenaming
 from memexplore.virtual_gpu.patches.install import Call, Insert, Keep, Patch, Patched, Replace
 from memexplore.virtual_gpu.patches.module_moves import ModuleMoves
-from memexplore.virtual_gpu.tensors import known_values, local_device, tensor, values
+from memexplore.virtual_gpu.tensors import local_device, tensor
 from memexplore.virtual_gpu.tensors.live_storages import live_storages
-from memexplore.virtual_gpu.value_setting import Values
+from memexplore.virtual_gpu.values import known_values, notes, reading
+from memexplore.virtual_gpu.values.setting import Values
 
 _active: VirtualGpu | None = None
 _plans: dict[tuple[Any, ...], dict[tuple[Any, ...], Any]] = {}
@@ -152,8 +153,9 @@ class VirtualGpu:
         self.generator = cuda_objects.Generator("cuda")
         """The default generator of the GPU's random numbers."""
         lane = None if compute is Values.NONE else ValueLane(compute, self.generator)
-        self.mode = mode.VirtualMode(self.allocator, self.workspaces, _plans_under(self.rules), lane)
-        self.mode.seconds_of = work.seconds_on(gpu)
+        self.runner = runner.PlanRunner(self.allocator, self.workspaces)
+        self.runner.seconds_of = work.seconds_on(gpu)
+        self.mode = mode.VirtualMode(self.runner, _plans_under(self.rules), lane)
         self.deferral = interrupts.Deferral()
         """Of Ctrl-C until a request of memory has ended."""
         self._moves = ModuleMoves()
@@ -173,11 +175,11 @@ class VirtualGpu:
         if self.mode.lane is None:
             # Nothing would follow the writes to tensors of an earlier virtual GPU.
             known_values.forget_all()
-        values.reset()
+        notes.reset()
         composite_dispatch.register()
         cpu_ops.remember_keys()
         release, moves = release_of(self.release), self._moves
-        launched = {} if self.rank is None else launch.variables(self.rank)
+        launched = {} if self.rank is None else ranks.variables(self.rank)
         compiling = EagerCompile()
         renaming = DeviceRenaming(moves.set_data, moves.contents.handlers())
         build = cuda_build.Build(release, self.gpu.compute_capability, self.gpu.multiprocessors)
@@ -197,19 +199,19 @@ class VirtualGpu:
             Insert(OPTIMIZER_PRE_HOOKS, moves, moves.stepping),
             Keep(only_lift_cpu_tensors, set_only_lift_cpu_tensors),
             Call(partial(set_only_lift_cpu_tensors, True)),
-            Call(partial(runner.set_active, self.mode), partial(runner.set_active, None)),
+            Call(partial(runner.set_active, self.runner), partial(runner.set_active, None)),
             Call(streams.start),
-            Replace(values, "on_read", _wait_for_current_stream),
+            Replace(reading, "on_read", _wait_for_current_stream),
             Replace(cuda_build, "_current", build),
             Replace(sys.modules[__name__], "_active", self),
             Replace(state, "gpu_name", self.gpu.name),
-            launch.SetVariables(launched),
+            ranks.SetVariables(launched),
             Replace(state, "cuda", local_device.from_environment(launched)),
             Replace(state, "ranks", 1),
             *autocast.patches(release),
             *serialization.patches(),
             *table.rows(self, moves, renaming, compiling),
-            *storages.rows(self.mode),
+            *storages.rows(self.runner),
             *wrappers.rows(),
             *user_classes.rows(),
             *moves.lazy.rows(moves.exchange),
@@ -217,7 +219,7 @@ class VirtualGpu:
             *truncated_normal.patches(release),
             *threads.Threads(self.mode, renaming).patches(),
             *processes.patches(),
-            *distributed.patches(self.mode),
+            *distributed.patches(self.runner),
             *([accelerate_state.cleared()] if launched else []),
             *session.patches(),
             Call(renaming.__enter__),
@@ -231,7 +233,7 @@ class VirtualGpu:
         """
         for storage in list(live_storages.values()):
             storage.address = 0
-        self.mode.has_earlier_tensors = bool(live_storages)
+        self.runner.has_earlier_tensors = bool(live_storages)
 
     @contextlib.contextmanager
     def watch(self, recorder: Any) -> Iterator[None]:
@@ -262,15 +264,15 @@ class VirtualGpu:
         """Report no more requests to `recorder`. It may be called twice, and without `watch`."""
         with runner.lock:
             runner.free_waiting()
-        self._recorders = [each for each in self._recorders if each is not recorder]
+        self._recorders = [other for other in self._recorders if other is not recorder]
         self._connect_recorders()
 
     def _connect_recorders(self) -> None:
         """Report requests to the recorders; a second one is a script's own memory history."""
         recorders = self._recorders
         observer: Any = None if not recorders else recorders[0] if len(recorders) == 1 else _Fan(tuple(recorders))
-        self.mode.observer = self._moves.observer = observer
-        self.allocator.on_event = observer.segment if observer is not None else None
+        self.runner.observer = self._moves.observer = observer
+        self.allocator.segments.on_event = observer.segment if observer is not None else None
 
     def empty_cache(self) -> None:
         """`torch.cuda.empty_cache()`."""

@@ -1,7 +1,6 @@
-"""Traceback of an out-of-memory error as on a GPU: its last line is that of the user or of torch that called the op.
+"""Show the traceback of an out-of-memory error as on a GPU: its last line is that of the user or of torch.
 
-In: an error that leaves this package. Out: its traceback without frames of this package, whose local variables would
-keep tensors alive as well.
+The frames of this package are removed: their local variables would keep tensors alive as well.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from typing import Any
 
 import torch
 
-import memexplore
+from memexplore.text.package import FOLDER
 
-_PACKAGE = os.path.dirname(os.path.abspath(memexplore.__file__)) + os.sep
+_PACKAGE = f"{FOLDER}{os.sep}"
 
 
 def hide_own_frames(error: BaseException) -> None:

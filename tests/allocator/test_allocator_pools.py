@@ -124,12 +124,12 @@ def test_a_failed_request_waits_for_other_streams() -> None:
 
 def test_a_private_pool_does_not_share_its_blocks() -> None:
     model = allocator()
-    model.begin_pool((0, 1))
+    model.blocks.begin_pool((0, 1))
     model.free(model.malloc(512))
-    model.end_pool((0, 1))
+    model.blocks.end_pool((0, 1))
     model.malloc(512)
     assert model.reserved == 2 * 2 * MIB
-    model.begin_pool((0, 1))
+    model.blocks.begin_pool((0, 1))
     model.malloc(512)
     assert model.reserved == 2 * 2 * MIB
     assert model.stats()["reserved_bytes_by_private_pools.0_1.all.current"] == 2 * MIB
@@ -137,36 +137,36 @@ def test_a_private_pool_does_not_share_its_blocks() -> None:
 
 def test_the_most_recent_pool_is_used() -> None:
     model = allocator()
-    model.begin_pool((0, 1))
-    model.begin_pool((0, 2))
+    model.blocks.begin_pool((0, 1))
+    model.blocks.begin_pool((0, 2))
     model.malloc(512)
     assert [segment["segment_pool_id"] for segment in model.snapshot()] == [(0, 2)]
 
 
 def test_a_private_pool_is_released_at_use_count_zero() -> None:
     model = allocator()
-    model.begin_pool((0, 1))
+    model.blocks.begin_pool((0, 1))
     model.free(model.malloc(512))
-    model.end_pool((0, 1))
+    model.blocks.end_pool((0, 1))
     model.empty_cache()
     assert model.reserved == 2 * MIB
-    model.release_pool((0, 1))
+    model.blocks.release_pool((0, 1))
     model.empty_cache()
     assert model.reserved == 0
 
 
 def test_an_on_oom_pool_serves_a_failed_request() -> None:
     model = allocator(capacity=40 * MIB)
-    model.create_pool((0, 1), PoolOptions.ON_OOM)
-    model.begin_pool((0, 1))
+    model.blocks.create_pool((0, 1), PoolOptions.ON_OOM)
+    model.blocks.begin_pool((0, 1))
     spare = model.malloc(30 * MIB)
     model.free(spare)
-    model.end_pool((0, 1))
+    model.blocks.end_pool((0, 1))
     assert model.malloc(30 * MIB) == spare
 
 
 def test_a_pool_without_splits_hands_out_whole_blocks() -> None:
     model = allocator()
-    model.create_pool((0, 1), PoolOptions.NO_SPLIT)
-    model.begin_pool((0, 1))
+    model.blocks.create_pool((0, 1), PoolOptions.NO_SPLIT)
+    model.blocks.begin_pool((0, 1))
     assert model.block_size(model.malloc(512)) == 2 * MIB

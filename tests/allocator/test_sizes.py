@@ -2,8 +2,9 @@
 
 import torch
 
-from memexplore import capture
 from memexplore.analysis import curves
+from memexplore.recorder.recording import record
+from memexplore.run.machine import virtual
 from memexplore.snapshot.history import initial_row_count
 
 MIB = 1024**2
@@ -11,10 +12,10 @@ MIB = 1024**2
 
 def at_start(make) -> tuple[int, int]:
     """Allocated bytes at the start of a recording, by the tape and by the allocator."""
-    with capture.virtual("T4"):
+    with virtual("T4"):
         kept = make()
         allocated = torch.cuda.memory_allocated()
-        with capture.record() as recording:
+        with record() as recording:
             kept.add_(1)
     tape = recording.tape
     return int(curves.curve(tape)[initial_row_count(tape) - 1]), allocated

@@ -75,8 +75,8 @@ def test_slices_and_files_have_no_whole_run(tmp_path) -> None:
     tape = with_whole(unwound_tape(), training_tape())
     assert tape.whole is not None
     assert tape[:2].whole is None
-    tape.save(tmp_path / "tape.parquet")
-    loaded = Tape.load(tmp_path / "tape.parquet")
+    tape.save(tmp_path / "tape.tape")
+    loaded = Tape.load(tmp_path / "tape.tape")
     assert loaded.whole is None
     assert loaded.equals(tape)
 
@@ -88,8 +88,8 @@ def test_tape_that_fits_gets_no_whole_run() -> None:
 def test_classes_are_saved(tmp_path) -> None:
     columns = {"address": [0], "size": [8], "module": [0]}
     tape = Tape.from_columns(columns, modules=["fc"], classes=["Linear"], meta=T4)
-    tape.save(tmp_path / "tape.parquet")
-    assert Tape.load(tmp_path / "tape.parquet").classes == ("Linear",)
+    tape.save(tmp_path / "tape.tape")
+    assert Tape.load(tmp_path / "tape.tape").classes == ("Linear",)
     assert np.array_equal(oom_tape().module, oom_tape()[:].module)
 
 

@@ -117,8 +117,8 @@ def test_a_request_that_fails_waits_for_all_streams():
 
 def test_a_file_keeps_the_late_peak(tmp_path):
     tape = tape_of(nothing)
-    tape.save(tmp_path / "tape.parquet")
-    assert mx.Tape.load(tmp_path / "tape.parquet").meta.late_reserved == 2 * BLOCK + SMALL
+    tape.save(tmp_path / "tape.tape")
+    assert mx.Tape.load(tmp_path / "tape.tape").meta.late_reserved == 2 * BLOCK + SMALL
 
 
 VALUE = 512  # the block of a tensor of one element
@@ -226,6 +226,6 @@ def test_a_storage_emptied_while_a_collective_holds_it_has_no_memory():
 
 def test_a_file_keeps_the_early_peaks(tmp_path):
     tape = held_tape(another_collective)
-    tape.save(tmp_path / "tape.parquet")
-    loaded = mx.Tape.load(tmp_path / "tape.parquet").meta
+    tape.save(tmp_path / "tape.tape")
+    loaded = mx.Tape.load(tmp_path / "tape.tape").meta
     assert (loaded.early_allocated, loaded.early_reserved) == (EARLY, 3 * BLOCK + SMALL)

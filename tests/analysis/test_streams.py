@@ -5,10 +5,10 @@ from __future__ import annotations
 from memexplore.analysis.streams import has_streams
 from memexplore.analysis.tables import tensor_groups, tensors
 from memexplore.cli.report_text import report_text
-from memexplore.figures.hover import hover_texts
 from memexplore.figures.tables import tensors_table
 from memexplore.figures.text import tensors_text
-from memexplore.notebook.cursor_details import live_tensors
+from memexplore.figures.timeline import hover_texts
+from memexplore.jupyter.cursor_details import live_tensors
 from memexplore.tape import Meta, Source, Tape
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from memexplore.analysis import curves, summary, tables
 from memexplore.analysis.tables import NO_LAYER, module_parents
 from memexplore.tape import Action, Category, Frame, Meta, Tape
-from memexplore.tensor_text import interned
+from memexplore.text.tensor_text import interned
 from tests.sample_tapes import CPU, GIB, MIB, T4, leaking_tape, oom_tape, small_tape, training_tape
 
 ALLOC, REQUESTED, COMPLETED = Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED

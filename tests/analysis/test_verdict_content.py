@@ -41,7 +41,7 @@ def test_run_that_fits_has_need_capacity_and_rest() -> None:
     program.rows.insert(0, (Action.SEGMENT_ALLOC, 0, 9 * GIB, Category.UNKNOWN, Phase.OTHER, 0, -1, -1, -1))
     found = verdict_content(program.tape(T4._replace(capacity=12 * GIB)))
     # 9 GiB reserved of 12 leave 3; 6 / 8 = 75 % of the allocated bytes are activations
-    assert (found.level, found.headline) == (Level.FITS, "Fits: needs 9.00 GiB · T4 has 12.0 · 3.00 to spare")
+    assert (found.level, found.headline) == (Level.FITS, "Fits: needs 9.00 GiB · T4 has 12.0 GiB · 3.00 GiB to spare")
     assert found.detail == (
         "Peak 8.00 GiB allocated in layer1 · 75 % activations, 25 % parameters: try checkpointing or mixed precision · "
         "predicted, torch 2.13"
@@ -53,8 +53,8 @@ def test_run_that_fits_has_need_capacity_and_rest() -> None:
     ("capacity", "level", "rest"),
     [
         # 5 % of 100 MiB are 5 MiB
-        (100 * MIB, Level.TIGHT, "4.00 to spare"),
-        (102 * MIB, Level.FITS, "6.00 to spare"),
+        (100 * MIB, Level.TIGHT, "4.00 MiB to spare"),
+        (102 * MIB, Level.FITS, "6.00 MiB to spare"),
         # a real GPU can hold more than its entry in the catalogue says
         (95 * MIB, Level.TIGHT, "nothing to spare"),
     ],
@@ -124,7 +124,7 @@ def test_category_of_less_than_half_a_per_cent_is_not_named() -> None:
 def test_out_of_memory_has_the_bytes_of_the_whole_run() -> None:
     # The whole run needs 5.5 GiB: 1.5 more than 4.
     found = verdict_content(oom_tape(), needed=5 * GIB + GIB // 2)
-    assert (found.level, found.headline) == (Level.OOM, "Needs 5.50 GiB · T4 has 4.00 · 1.50 over")
+    assert (found.level, found.headline) == (Level.OOM, "Needs 5.50 GiB · T4 has 4.00 GiB · 1.50 GiB over")
     assert found.detail == (
         "67 % activations, 33 % parameters: try checkpointing or mixed precision · "
         "stops in step 1, forward of layer2.conv (convolution, 2.00 GiB) · predicted, torch 2.13"
@@ -135,7 +135,7 @@ def test_out_of_memory_has_the_bytes_of_the_whole_run() -> None:
 def test_out_of_memory_without_a_whole_run_needs_more_than_it_held_and_requested() -> None:
     # 3 GiB were held when 2 more were requested
     found = verdict_content(oom_tape())
-    assert found.headline == "Needs more than 5.00 GiB · T4 has 4.00 · 1.00 over"
+    assert found.headline == "Needs more than 5.00 GiB · T4 has 4.00 GiB · 1.00 GiB over"
     assert found.needed == 5 * GIB
 
 
@@ -147,7 +147,7 @@ def test_a_run_that_failed_itself_leaves_what_to_change_to_its_post_mortem() -> 
 def test_categories_are_those_of_the_whole_run() -> None:
     whole = of_categories({Category.OPTIMIZER_STATE: 6 * GIB, Category.PARAMETER: 2 * GIB})
     found = verdict_content(oom_tape().replace(whole=whole))
-    assert found.headline == "Needs 8.00 GiB · T4 has 4.00 · 4.00 over"
+    assert found.headline == "Needs 8.00 GiB · T4 has 4.00 GiB · 4.00 GiB over"
     # 6 + 2 = 8 GiB
     assert found.detail.startswith("Peak 8.00 GiB allocated · 75 % optimizer state, 25 % parameters: try an optimizer")
 
@@ -178,7 +178,7 @@ def test_request_that_finds_no_gap_says_what_is_free() -> None:
     program.rows.insert(0, (Action.SEGMENT_ALLOC, 0, 4 * GIB + 4096, Category.UNKNOWN, Phase.OTHER, 0, -1, -1, -1))
     found = verdict_content(program.tape(ENDED._replace(capacity=4 * GIB + 4096, ending=Ending.OUT_OF_MEMORY)))
     # 2 of 4 GiB are held; the other 2 are two gaps of 1 GiB and the rounding
-    assert found.headline == "Does not fit T4: 2.00 of 4.00 GiB free, but no piece for 2.00 GiB"
+    assert found.headline == "Does not fit T4: 2.00 GiB of 4.00 GiB free, but no piece for 2.00 GiB"
     assert " · free were 2.00 GiB in gaps inside segments · " in found.detail
 
 
@@ -214,7 +214,7 @@ def test_leak_that_ends_out_of_memory_replaces_the_lever() -> None:
         program.alloc(GIB, Category.ACTIVATION, "sum", "", 9)
     program.oom(GIB, "mm", "fc", 6)
     found = verdict_content(program.tape(ENDED._replace(capacity=6 * GIB, ending=Ending.OUT_OF_MEMORY)))
-    assert (found.level, found.headline) == (Level.OOM, "Needs more than 7.00 GiB · T4 has 6.00 · 1.00 over")
+    assert (found.level, found.headline) == (Level.OOM, "Needs more than 7.00 GiB · T4 has 6.00 GiB · 1.00 GiB over")
     assert (
         "100 % activations · memory grows 1.00 GiB a step · stops in step 6, forward of fc (mm, 1.00 GiB)"
         in found.detail

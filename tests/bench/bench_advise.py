@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from memexplore.knobs.knobs import Knobs
-from memexplore.search.advice import Advice
-from memexplore.search.advise import advise
-from memexplore.search.beside import Ended, Found, SearchProcess, prepare
-from memexplore.search.workers import processor_count
-from memexplore.steps.outcome import run_unlimited
-from memexplore.steps.step import Step
+from memexplore.run.knobs.knobs import Knobs
+from memexplore.run.machine import machine_of
+from memexplore.run.programs.step import Step
+from memexplore.run.run import Want, run
+from memexplore.run.search.advice import Advice
+from memexplore.run.search.advise import advise
+from memexplore.run.search.search_process import Ended, Found, SearchProcess, prepare
+from memexplore.run.search.workers import processor_count
 from tests.models import MODELS
 
 SECONDS_BEFORE_BUTTON = 20
@@ -41,7 +42,7 @@ def new_step(name: str) -> Step:
 
 def seconds_of_one_run(step: Step, knobs: Knobs, gpu: str) -> float:
     start = time.perf_counter()
-    run_unlimited(step, knobs, gpu=gpu)
+    run(step, knobs, machine_of(gpu), want=Want.NUMBERS)
     return time.perf_counter() - start
 
 
@@ -74,7 +75,7 @@ def beside(step: Step, gpu: str) -> tuple[float, float, Advice]:
     """The same of a search in a process of its own, from the start of the process."""
     events: queue.Queue[tuple[float, Found | Ended]] = queue.Queue()
     start = time.perf_counter()
-    SearchProcess(step, gpu, lambda event: events.put((time.perf_counter() - start, event)), release=None)
+    SearchProcess(step, machine_of(gpu), lambda event: events.put((time.perf_counter() - start, event)))
     first = None
     for seconds, event in iter(events.get, None):
         if first is None and fits(event.advice):

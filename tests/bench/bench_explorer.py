@@ -37,9 +37,9 @@ window.WebSocket = class extends Original {
 };
 """
 CELL = """import torch, memexplore as mx
-from memexplore.notebook.explorer import Explorer
-from memexplore.notebook.explore import explore
-from memexplore.steps.step import Step
+from memexplore.jupyter.explorer import Explorer
+from memexplore.jupyter.explore import explore
+from memexplore.run.programs.step import Step
 from tests.models import MODELS
 Explorer._prefetch = lambda *_: None
 import time
@@ -59,11 +59,12 @@ explorer._run_step = timed(explorer._run_step, "run")
 explorer.view.show = timed(explorer.view.show, "figure")
 confirm = explorer.view.confirm
 explorer.view.confirm = lambda *tapes: spans["expected"].append(confirm(*tapes)) or spans["expected"][-1]
-from memexplore.notebook.knob import numbers
+from memexplore.run.knobs.control import numbers
 import dataclasses
 own = step.batch_size
-batch = dataclasses.replace(explorer._knob_named["batch"], options_of=lambda _: numbers(range(own, own + {runs} + 1)))
-explorer._table[explorer._table.index(explorer._knob_named["batch"])] = explorer._knob_named["batch"] = batch
+before = explorer._control_named["batch"]
+batch = dataclasses.replace(before, options_of=lambda _: numbers(range(own, own + {runs} + 1)))
+explorer._table[explorer._table.index(before)] = explorer._control_named["batch"] = batch
 explorer"""
 MEASURE = """async key => {
     const graph = document.querySelector('.memexplore-timeline');

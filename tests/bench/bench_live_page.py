@@ -15,7 +15,7 @@ import statistics, time, torch
 from torch import nn
 import memexplore as mx
 from memexplore.live import watch as live_watch
-from memexplore.notebook.live_page import LivePage
+from memexplore.jupyter.live_page import LivePage
 %load_ext memexplore
 %memgpu T4
 model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(6))).cuda()

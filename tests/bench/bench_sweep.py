@@ -15,9 +15,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from memexplore.knobs.knobs import Knobs
-from memexplore.search.sweep import sweep
-from memexplore.steps.step import Step
+from memexplore.run.knobs.knobs import Knobs
+from memexplore.run.programs.step import Step
+from memexplore.run.search.sweep import sweep
 from tests.models import MODELS
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import memexplore as mx
-from memexplore.virtual_gpu.value_setting import Values
+from memexplore.virtual_gpu.values.setting import Values
 from tests.models import MODELS
 
 _ROUNDS = 3

@@ -5,6 +5,7 @@ All end with this folder: playwright keeps an event loop running, and later test
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -23,20 +24,15 @@ from typing import Any
 import nbformat
 import pytest
 
-from tests import programs
+from tests import python_programs
 from tests.browser.explored import SET_UP
 from tests.browser.lab import Kernels, Lab
 from tests.browser.pages import MARK_AS_FIRST, Pages
+from tests.needs import need
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 # A kernel before ipykernel 7.4.0 may never read one of its first requests (ipykernel issue 1554).
 UNANSWERED_MS = 20_000
-
-
-def need(condition: bool, reason: str) -> None:
-    """Skip the test if a program is not installed; fail in continuous integration."""
-    if not condition:
-        pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
 
 
 def python_path(*folders: pathlib.Path) -> str:
@@ -61,9 +57,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     (base / "root").mkdir()
     startup = base / "ipython" / "profile_default" / "startup"
     startup.mkdir(parents=True)
-    (startup / "packages.py").write_text(f"[__import__(name) for name in {programs.KERNEL}]")
+    (startup / "packages.py").write_text(f"[__import__(name) for name in {python_programs.KERNEL}]")
     kernels = base / "share" / "kernels"
-    forks = fork_kernels(base, environment, kernels) if programs.IS_SUPPORTED else None
+    forks = fork_kernels(base, environment, kernels) if python_programs.IS_SUPPORTED else None
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -96,8 +92,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 def fork_kernels(base: pathlib.Path, environment: dict[str, str], kernels: pathlib.Path) -> subprocess.Popen[bytes]:
     """Start the process that forks the kernels named python3, and specify these; return the process."""
     path = str(base / "forks")
-    process = programs.serve(path, programs.KERNEL, env=environment, cwd=base)
-    programs.specify_kernel(kernels, path)
+    process = python_programs.serve(path, python_programs.KERNEL, env=environment, cwd=base)
+    python_programs.specify_kernel(kernels, path)
     return process
 
 
@@ -126,10 +122,12 @@ def chromium() -> Iterator[Any]:
     """A headless Chromium."""
     path = os.environ.get("MEMEXPLORE_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
     need(path is not None, "no chromium on this machine: install it, or name it in MEMEXPLORE_CHROMIUM")
-    playwright = pytest.importorskip("playwright.sync_api")
+    need(importlib.util.find_spec("playwright"), "playwright is not installed: pip install playwright")
+    from playwright import sync_api
+
     arguments = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
     arguments += ["--disable-background-networking", "--disable-component-update"]
-    with playwright.sync_playwright() as driver:
+    with sync_api.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=path, args=arguments)
         yield browser
         browser.close()

@@ -10,14 +10,13 @@ from torch import nn
 
 from memexplore.analysis.curves import curve
 from memexplore.analysis.verdict_content import verdict_content
-from memexplore.knobs.choices import Mode
-from memexplore.knobs.knobs import Knobs
-from memexplore.steps.outcome import Outcome, run_outcome
-from memexplore.steps.step import Step
-from memexplore.steps.trial import Trial
+from memexplore.run.knobs.knobs import Knobs
+from memexplore.run.knobs.mode import Mode
+from memexplore.run.programs.step import Step
+from memexplore.run.run import Run, run
 
 SET_UP = """import memexplore as mx
-from memexplore.notebook.explore import explore
+from memexplore.jupyter.explore import explore
 from tests.browser.explored import small_step
 explorer = explore(small_step())"""
 AS_WRITTEN = Knobs()
@@ -42,20 +41,20 @@ def small_step() -> Step:
 
 
 @functools.cache
-def ran(knobs: Knobs) -> tuple[Trial, Outcome]:
-    return run_outcome(small_step(), knobs)
+def ran(knobs: Knobs) -> Run:
+    return run(small_step(), knobs)
 
 
 def expected(knobs: Knobs, baseline: Knobs = AS_WRITTEN) -> dict[str, Any]:
     """Return the expected figures of a setting, with those of the baseline as outline, computed without a notebook."""
-    trial, outcome = ran(knobs)
-    before = 0 if knobs == baseline else ran(baseline)[1].peak_allocated
+    result = ran(knobs)
+    before = 0 if knobs == baseline else ran(baseline).outcome.peak_allocated
     if knobs.mode is Mode.INFERENCE:
         # The last step of inference has no place for the backward pass of the baseline, which has its peak there.
-        tape = ran(baseline)[0].tape
+        tape = ran(baseline).tape
         before = int(curve(tape)[tape.step == 1].max())
-    headline = verdict_content(trial.tape).headline
-    return {"headline": headline, "peak": outcome.peak_allocated, "before": before}
+    headline = verdict_content(result.tape).headline
+    return {"headline": headline, "peak": result.outcome.peak_allocated, "before": before}
 
 
 def wait_for(book: Any, knobs: Knobs, baseline: Knobs = AS_WRITTEN) -> None:

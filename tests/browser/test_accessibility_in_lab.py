@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from memexplore.knobs.knobs import Knobs
+from memexplore.run.knobs.knobs import Knobs
 from tests.browser.explored import choose, expected, wait_for
 
 pytestmark = pytest.mark.browser

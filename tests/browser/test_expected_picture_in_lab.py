@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from memexplore.knobs.knobs import Knobs
+from memexplore.run.knobs.knobs import Knobs
 from tests.browser.explored import SET_UP, knob, wait_for
 from tests.browser.waiting import expect
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from memexplore.knobs.knobs import Knobs
-from memexplore.steps.sentences import percent_text
+from memexplore.run.knobs.knobs import Knobs
+from memexplore.run.programs.sentences import percent_text
 from tests.browser.explored import GRAPH, choose, hold, knob, ran, reset, wait_for
 from tests.browser.waiting import expect
 
@@ -32,24 +32,39 @@ CHOICES = [
     Turn("Checkpoint", "ArrowDown", Knobs(checkpoint="every 1"), "√N segments", Knobs(checkpoint="sqrt")),
     Turn("Optimizer", "ArrowDown", Knobs(optimizer="SGD"), "Adafactor", Knobs(optimizer="Adafactor")),
     Turn("Update", "ArrowDown", Knobs(update="fused"), "in backward", Knobs(update="in backward")),
-    Turn("zero_grad", "ArrowDown", Knobs(zero_grad="set to zero"), "to None (as written)", Knobs()),
+    Turn("Zero grad", "ArrowDown", Knobs(zero_grad="set to zero"), "to None (as written)", Knobs()),
+    Turn(
+        "Memory format",
+        "ArrowDown",
+        Knobs(memory_format="channels last"),
+        "channels last",
+        Knobs(memory_format="channels last"),
+    ),
+    Turn(
+        "Offload",
+        "ArrowDown",
+        Knobs(offload="saved tensors on the CPU"),
+        "saved tensors on the CPU",
+        Knobs(offload="saved tensors on the CPU"),
+    ),
+    Turn("Mode", "ArrowDown", Knobs(mode="inference"), "inference", Knobs(mode="inference")),
     Turn("GPU", "ArrowUp", Knobs(gpu="RTX 3060"), "A100 40GB", Knobs(gpu="A100 40GB")),
     Turn(
-        "Split blocks up to",
+        "Max split size mb",
         "ArrowDown",
         Knobs(settings="max_split_size_mb:20"),
         "64 MiB",
         Knobs(settings="max_split_size_mb:64"),
     ),
     Turn(
-        "Round sizes up, per 2ⁿ",
+        "Roundup power2 divisions",
         "ArrowDown",
         Knobs(settings="roundup_power2_divisions:2"),
         "8 steps",
         Knobs(settings="roundup_power2_divisions:8"),
     ),
     Turn(
-        "Collect garbage from",
+        "Garbage collection threshold",
         "ArrowDown",
         Knobs(settings="garbage_collection_threshold:0.5"),
         "80 %",
@@ -59,18 +74,15 @@ CHOICES = [
 SLIDERS = {
     # The next smaller power of two, the next divisor, and a quarter less; then what lies at the right end.
     "Batch": ("ArrowLeft", Knobs(batch=32), Knobs(batch=1024)),
-    "Micro-batches": ("ArrowRight", Knobs(accumulation=2), Knobs(accumulation=64)),
+    "Accumulation": ("ArrowRight", Knobs(accumulation=2), Knobs(accumulation=64)),
     "Input size": ("ArrowLeft", Knobs(input_size=24), Knobs(input_size=64)),
 }
 SWITCHES = {
-    "channels_last": Knobs(memory_format="channels last"),
-    "Saved tensors on the CPU": Knobs(offload="saved tensors on the CPU"),
-    "Inference only (eval, no_grad)": Knobs(mode="inference"),
     "Expandable segments": EXPANDABLE,
 }
 LINES = {
     "Checkpoint layers": ("1 2", Knobs(checkpoint="layers 1 2")),
-    "Freeze": ("1 2", Knobs(frozen=("1", "2"))),
+    "Frozen": ("1 2", Knobs(frozen=("1", "2"))),
     "LoRA": ("7", Knobs(lora="7")),
 }
 
@@ -132,7 +144,7 @@ def test_button_checkpoints_the_clicked_layer(explored: Any) -> None:
 def test_a_setting_that_fails_is_taken_back_with_the_reason_beside_it(explored: Any) -> None:
     choose(explored, "Precision", "bf16 autocast")
     wait_for(explored, Knobs(precision="bf16"))
-    line = knob(explored, "Freeze")
+    line = knob(explored, "Frozen")
     explored.settle()
     top = explored.page.evaluate(f"() => {GRAPH}.getBoundingClientRect().top")
     line.fill("nowhere")
@@ -183,7 +195,7 @@ def test_changes_are_given_against_the_step_as_written_and_the_pinned_setting(ex
     wait_for(explored, Knobs(precision="bf16", optimizer="SGD"), pinned)
     explored.settle()
     written, middle, now = (
-        ran(knobs)[1].peak_allocated for knobs in (Knobs(), pinned, pinned.replace(optimizer="SGD"))
+        ran(knobs).outcome.peak_allocated for knobs in (Knobs(), pinned, pinned.replace(optimizer="SGD"))
     )
     text = page.locator(".memexplore-against").inner_text()
     assert text == f"peak vs written {percent_text(now / written)} · vs pinned {percent_text(now / middle)}"
@@ -243,7 +255,7 @@ def test_skipped_sites_are_on_the_screen(explored: Any) -> None:
     choose(explored, "Checkpoint", "norms, activations")
     knobs = Knobs(checkpoint="norms")
     wait_for(explored, knobs)
-    skipped = ran(knobs)[0].applied.skipped
+    skipped = ran(knobs).applied.skipped
     assert skipped
     explored.page.locator(".memexplore-applied summary").click()
     for entry in skipped:
@@ -302,7 +314,7 @@ def test_zoom_stays_on_the_same_rows(explored: Any) -> None:
 
 @pytest.mark.parametrize("width", [1400, 1000, 800])
 def test_nothing_overflows(explored: Any, width: int) -> None:
-    knob(explored, "Freeze")  # opens the other knobs
+    knob(explored, "Frozen")  # opens the other knobs
     explored.page.set_viewport_size({"width": width, "height": 1000})
     explored.settle()
     for selector in (".memexplore", ".memexplore-verdict", ".memexplore-knobs", ".memexplore-lower"):

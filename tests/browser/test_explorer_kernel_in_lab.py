@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import memexplore as mx
-from memexplore.knobs.knobs import Knobs
+from memexplore.run.knobs.knobs import Knobs
 from tests.browser.explored import DRAWN, SET_UP, hold, knob, wait_for
 from tests.browser.waiting import wait_for_output
 
@@ -24,10 +24,10 @@ for _ in range(5):
     display('running')
     model(torch.ones(batch * 64, 256, device='cuda')).sum().backward()"""
 SHOWN = """import gc
-from memexplore.notebook.explorer import Explorer
+from memexplore.jupyter.explorer import Explorer
 explorer = next(one for one in gc.get_objects() if type(one) is Explorer)
 state = explorer._state
-print(explorer.trial.knobs, state.number == state.drawn_number, len(explorer.history))"""
+print(explorer.run.knobs, state.number == state.drawn_number, len(explorer.history))"""
 KERNELS = ["newest", "6.29.0", "7.0.1", "7.3.0"]
 """The oldest that pyproject.toml permits, and the first and the last that read requests of pages in another way than
 the newest. All minor releases between them passed these tests in November 2026."""
@@ -184,7 +184,7 @@ def test_slider_of_a_cell_on_several_kernels(
 def waiting_tables(released: pathlib.Path) -> str:
     """Lines after which the tables of a setting, which follow its picture, wait until a file exists."""
     return f"""import os
-from memexplore.notebook.idle_work import IdleWork
+from memexplore.jupyter.idle_work import IdleWork
 go_on = IdleWork._continue
 def waiting(work, parts):
     if os.path.exists({str(released)!r}):

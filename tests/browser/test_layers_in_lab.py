@@ -9,17 +9,15 @@ from typing import Any
 import pytest
 
 from memexplore.analysis import curves
-from memexplore.units import parse_size, size_text
+from memexplore.text.units import parse_size, size_text
 from tests.sample_tapes import training_tape
 
 pytestmark = pytest.mark.browser
 
 SET_UP = "import memexplore as mx\nfrom tests.sample_tapes import training_tape\nview = mx.view(training_tape())"
 OUT_OF_MEMORY = """import memexplore as mx
-from memexplore.steps.outcome import run_outcome
 from tests.browser.explored import small_step
-trial, outcome = run_outcome(small_step(), gpu="40MiB")
-view = mx.view(trial.tape)"""
+view = mx.view(mx.fits(small_step(), "40MiB").tape)"""
 GRAPH = "document.querySelector('.memexplore-timeline')"
 # Texts of the sizes of the rows of the first level.
 TOP_SIZES = """() => [...document.querySelectorAll('.memexplore-layer[aria-level="1"] .memexplore-layer-size')]

@@ -12,7 +12,7 @@ from tests.browser.test_view_in_lab import click_timeline, unfold
 pytestmark = pytest.mark.browser
 
 LOSSY = """import memexplore as mx
-from memexplore.notebook.view import View
+from memexplore.jupyter.view import View
 from tests.sample_tapes import training_tape
 answer, lost, received = View._answer, [], []
 def lossy(view, widget, request, buffers):
@@ -25,7 +25,7 @@ def lossy(view, widget, request, buffers):
 View._answer = lossy
 view = mx.view(training_tape(steps=16))"""
 WHOLE = """import memexplore as mx
-from memexplore.notebook.view import View
+from memexplore.jupyter.view import View
 from tests.sample_tapes import training_tape
 answer, received = View._answer, []
 def counting(view, widget, request, buffers):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from memexplore.knobs.knobs import Knobs
+from memexplore.run.knobs.knobs import Knobs
 from tests.browser.explored import GRAPH, knob, ran, reset, wait_for
 from tests.browser.waiting import expect
 
@@ -34,12 +34,12 @@ def press(book: Any, label: str) -> None:
 
 def test_freeze_button_adds_and_removes_the_clicked_layer(explored: Any) -> None:
     click_layer(explored, "2")
-    press(explored, "Freeze")
+    press(explored, "Frozen")
     wait_for(explored, Knobs(frozen=("2",)))
     # Other controls are updated after the chart.
     explored.settle()
-    assert knob(explored, "Freeze").input_value() == "2"
-    press(explored, "Freeze")
+    assert knob(explored, "Frozen").input_value() == "2"
+    press(explored, "Frozen")
     wait_for(explored, Knobs())
 
 
@@ -61,7 +61,7 @@ def test_lora_button_adds_the_clicked_layer_and_its_rank_is_dragged(explored: An
     # The right end of the ranks is 256; on the way there the ranks between may be drawn, or not.
     explored.page.wait_for_function(
         f"peak => {GRAPH}.figure.data.find(trace => trace.name === 'peak').y[0] === peak",
-        arg=ran(Knobs(lora=("7",), lora_rank=256))[1].peak_allocated,
+        arg=ran(Knobs(lora=("7",), lora_rank=256)).outcome.peak_allocated,
     )
 
 
@@ -86,7 +86,7 @@ def test_a_drag_is_one_change(explored: Any) -> None:
 def test_text_applies_when_the_field_loses_focus(explored: Any) -> None:
     for label, text, knobs in (
         ("Checkpoint layers", "1 2", Knobs(checkpoint="layers 1 2")),
-        ("Freeze", "1 2", Knobs(frozen=("1", "2"))),
+        ("Frozen", "1 2", Knobs(frozen=("1", "2"))),
         ("LoRA", "7", Knobs(lora="7")),
     ):
         line = knob(explored, label)

@@ -42,7 +42,7 @@ def test_lists_show_their_whole_value(explored: Any, width: int) -> None:
 def test_several_gpus_by_keyboard(explored: Any, width: int) -> None:
     page = explored.page
     page.set_viewport_size({"width": width, "height": 1000})
-    gpus, strategy, offload = (knob(explored, label) for label in ("GPUs", "Strategy", "Offload of FSDP2"))
+    gpus, strategy, offload = (knob(explored, label) for label in ("GPUs", "Strategy", "FSDP offload"))
     assert gpus.get_attribute("aria-valuetext") == "1 GPU"
     assert strategy.is_disabled()
     gpus.press("ArrowRight")
@@ -65,7 +65,7 @@ def test_more_knobs_names_how_many_are_changed(explored: Any, width: int) -> Non
     page = explored.page
     page.set_viewport_size({"width": width, "height": 1000})
     page.get_by_role("button", name="More knobs").click()
-    page.get_by_label("Freeze", exact=True).fill("1")
+    page.get_by_label("Frozen", exact=True).fill("1")
     page.keyboard.press("Enter")
     explored.settle()
     toggle = page.locator(".memexplore-more")
@@ -129,8 +129,8 @@ def test_legend_lies_below_the_controls_of_the_timeline(narrow: Any) -> None:
 
 
 def test_list_of_pictures_shows_its_whole_value(notebook: Callable[..., Any]) -> None:
-    cell = "from memexplore.steps.outcome import run_outcome\nfrom tests.browser.explored import small_step\n"
-    book = notebook(SET_UP, cell + 'mx.view(run_outcome(small_step(), gpu="40MiB")[0].tape)')
+    cell = "from tests.browser.explored import small_step\nmx.view(mx.fits(small_step(), '40MiB').tape)"
+    book = notebook(SET_UP, cell)
     book.page.set_viewport_size({"width": 900, "height": 1000})
     book.run(0)
     book.run(1)
@@ -156,7 +156,7 @@ def test_mark_of_the_verdict_stands_beside_its_sentence(narrow: Any) -> None:
 def test_reason_beside_a_knob_stays_on_the_page_and_escape_hides_it(narrow: Any) -> None:
     page = narrow.page
     page.get_by_role("button", name="More knobs").click()
-    field = page.get_by_label("Freeze", exact=True)  # in the right column
+    field = page.get_by_label("Frozen", exact=True)  # in the right column
     assert field.get_attribute("placeholder") == "names of layers"
     field.fill("a layer that the model does not have")
     field.press("Enter")

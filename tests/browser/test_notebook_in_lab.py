@@ -10,7 +10,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from memexplore.units import size_text
+from memexplore.text.units import size_text
 
 pytestmark = pytest.mark.browser
 
@@ -68,6 +68,6 @@ def test_first_notebook(
     # The browser drew the numbers of the verdict above the figure.
     assert training["headline"].startswith(f"Fits: needs {size_text(training['reserved'])} ")
     # With unlimited memory the same step needs 3.60 GiB.
-    assert died["headline"] == "Needs 3.60 GiB · the GPU has 2.00 · 1.60 over"
+    assert died["headline"] == "Needs 3.60 GiB · the GPU has 2.00 GiB · 1.60 GiB over"
     for view in drawn:
         assert view["allocated"] == view["peak"] <= view["reserved"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from memexplore.knobs.knobs import Knobs
+from memexplore.run.knobs.knobs import Knobs
 from tests.browser.explored import DRAWN, SET_UP, choose, expected, wait_for
 
 pytestmark = pytest.mark.browser

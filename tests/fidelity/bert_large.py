@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, BertConfig, BertForSequenceClassification
 
-from memexplore import capture
+from memexplore.run.machine import virtual
 from tests.data.kept import PUBLISHED_PEAKS
 from tests.fidelity.cases import MIB
 
@@ -154,7 +154,7 @@ def main() -> None:
     for name, run in RUNS.items():
         cells = [f"{measured[name]} MiB"]
         for era in Era:
-            with capture.virtual("V100 16GB", release="2.4"):
+            with virtual("V100 16GB", release="2.4"):
                 predicted = run(era) / MIB + context
             gc.collect()
             cells.append(f"{predicted:.0f} ({predicted / measured[name] - 1:+.1%})")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from memexplore import capture
+from memexplore.run.machine import virtual
 from memexplore.tape import Os
 from tests.data.kept import PUBLISHED_PEAKS
 from tests.fidelity import formulas, models, operations, others
@@ -49,7 +49,7 @@ class Case(NamedTuple):
     def predicted(self) -> str:
         """Return the virtual GPU's answer, printed like the row."""
         try:
-            with capture.virtual(self.gpu, release=self.torch, settings=self.settings, os=self.os):
+            with virtual(self.gpu, release=self.torch, settings=self.settings, os=self.os):
                 size = self.run()
         except torch.OutOfMemoryError:
             return "OOM"

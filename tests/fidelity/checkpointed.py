@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from memexplore import capture
 from memexplore.allocator.placement import Downwards, LinuxPlacement, placement_on
 from memexplore.allocator.replay import replay_placed
+from memexplore.recorder.recording import record
+from memexplore.run.machine import virtual
 from memexplore.tape import Os, Tape
 from tests.fidelity import models
 from tests.fidelity.placement import Upwards
@@ -47,7 +48,7 @@ class Checkpointed(nn.Module):
 
 def training(context: int, dtype: torch.dtype | None, count: int) -> Tape:
     """Return the tape of three training steps with a checkpoint around every `count` layers."""
-    with capture.virtual("RTX PRO 6000", release="2.11"), capture.record() as recording:
+    with virtual("RTX PRO 6000", release="2.11"), record() as recording:
         model = models.DecoderLm(context).to("cuda")
         layers = list(model.layers)
         groups = [Checkpointed(layers[start : start + count]) for start in range(0, len(layers), count)]

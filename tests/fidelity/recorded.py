@@ -9,8 +9,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from memexplore import capture
-from memexplore.gpu_catalogue import Gpu
+from memexplore.hardware.catalogue import Gpu
+from memexplore.recorder.recording import record
+from memexplore.run.machine import virtual
 from memexplore.tape import Action, Os, Tape
 from tests.data import kept
 from tests.fidelity import models
@@ -60,9 +61,9 @@ def measured(case: RecordedRun) -> Tape:
 @contextlib.contextmanager
 def virtual_gpu(case: RecordedRun) -> Iterator[None]:
     """Switch on a virtual GPU like the recorded one."""
-    with capture.virtual(case.gpu, release=case.torch, os=case.os) as gpu:
+    with virtual(case.gpu, release=case.torch, os=case.os) as gpu:
         if case.segment_addresses is not None:
-            gpu.allocator.choose_address = case.segment_addresses(measured(case))
+            gpu.allocator.segments.choose_address = case.segment_addresses(measured(case))
         yield
 
 
@@ -71,7 +72,7 @@ def predicted(case: RecordedRun) -> Tape:
 
     @contextlib.contextmanager
     def recording() -> Iterator[None]:
-        with capture.record() as result:
+        with record() as result:
             yield
         tapes.append(result.tape)
 

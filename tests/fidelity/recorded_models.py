@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from memexplore import gpu_catalogue
+from memexplore.hardware import catalogue
 from memexplore.tape import Action, Os, Tape
 from tests.fidelity import cellular, models, norm_lm, paired_lm, regressor, small_lm
 from tests.fidelity.recorded import RecordedRun, Recording
 
 # Turing with 72 multiprocessors (Quadro RTX 6000 or 8000): a reduction to one result left 144 blocks' results.
-TURING_72 = dataclasses.replace(gpu_catalogue.find("T4"), multiprocessors=72)
+TURING_72 = dataclasses.replace(catalogue.find("T4"), multiprocessors=72)
 
 
 def _small_forward(recording: Recording, context: int, dtype: torch.dtype | None) -> None:

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memexplore import gpu_catalogue
 from memexplore.analysis.curves import peak
+from memexplore.hardware import catalogue
 from tests.fidelity import cases, compared, formulas, others, recorded, recorded_models, recorded_training
 from tests.fidelity.cases import Case
 from tests.gpu import golden
@@ -160,7 +160,7 @@ def row(case: Case) -> Row:
             del found
         gc.collect()
     measured = float("inf") if case.measured == "OOM" else float(case.measured) * unit
-    gpu = gpu_catalogue.find(case.gpu) if isinstance(case.gpu, str) else case.gpu
+    gpu = catalogue.find(case.gpu) if isinstance(case.gpu, str) else case.gpu
     capacity = gpu.for_release(case.torch).capacity
     text = case.measured if case.measured == "OOM" else f"{case.measured} {case.unit}"
     comparison = compared.compare_run(RECORDINGS[case.name]) if case.name in RECORDINGS else None

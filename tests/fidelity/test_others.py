@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from memexplore import capture
 from memexplore.analysis import curves
+from memexplore.run.machine import virtual
 from tests.fidelity import (
     compared,
     formulas,
@@ -278,7 +278,7 @@ def test_out_of_memory_is_predicted_by_an_answer_above_the_capacity():
 def test_a_golden_recording_becomes_a_row(tmp_path, monkeypatch):
     from tests.gpu.scenarios import SCENARIOS
 
-    with capture.virtual("H200", release="2.11"):
+    with virtual("H200", release="2.11"):
         peak = table._scenario("mlp_sgd")
     scenarios = {
         "mlp_sgd": {"outcome": "fits", "peak_allocated": peak + 512},

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memexplore.figures.hover import hover_texts
 from memexplore.figures.labels import Box, Label, Spot, box_of, placed
 from memexplore.figures.positions import (
     EqualSteps,
@@ -22,7 +21,7 @@ from memexplore.figures.positions import (
     positions,
 )
 from memexplore.figures.scale import scale
-from memexplore.figures.timeline import OVER_CAPACITY, timeline, timeline_arrays
+from memexplore.figures.timeline import OVER_CAPACITY, hover_texts, timeline, timeline_arrays
 from memexplore.figures.timeline_layout import HEIGHT, MARGINS, Plot, plot_labels, shown_bands, window_layout
 from memexplore.tape import Category, Ending, Phase, Source, Tape
 from tests.sample_tapes import GIB, T4, Program, big_tape, oom_tape, small_tape, training_tape

@@ -11,10 +11,9 @@ import pytest
 
 from memexplore.analysis.verdict_content import verdict_content
 from memexplore.figures import static, tables, text
-from memexplore.figures.hover import hover_texts
 from memexplore.figures.layers import layers_tree
 from memexplore.figures.palette import COLOURS
-from memexplore.figures.timeline import timeline
+from memexplore.figures.timeline import hover_texts, timeline
 from memexplore.tape import Action, Category, Meta, Phase, Source, Tape
 from tests.sample_tapes import Program, small_tape, training_tape, unwound_tape
 

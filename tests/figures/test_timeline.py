@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 from memexplore.analysis import curves
 from memexplore.figures import bands
-from memexplore.figures.hover import hover_texts
 from memexplore.figures.labels import Box, box_of
 from memexplore.figures.palette import COLOURS, Theme, byte_ticks, event_ticks, text_colour
 from memexplore.figures.positions import XChoice, equal_steps, positions
 from memexplore.figures.scale import scale
-from memexplore.figures.timeline import outline_trace, timeline, timeline_arrays
+from memexplore.figures.timeline import hover_texts, outline_trace, timeline, timeline_arrays
 from memexplore.figures.timeline_layout import Plot, plot_labels, window_layout, window_rows
 from memexplore.tape import Action, Category, Meta, Phase, Source, Tape
 from tests.sample_tapes import GIB, big_tape, oom_tape, small_tape, training_tape, unwound_tape

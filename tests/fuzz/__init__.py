@@ -1,6 +1,6 @@
 """Fuzzers: inputs that nobody would write, each made from its number, and what must hold of every one of them.
 
-- `snapshots`: damaged, changed and hostile snapshot files. `tapes`: the same for Parquet tapes.
+- `snapshots`: damaged, changed and hostile snapshot files. `tapes`: the same for files of tapes.
 - `growing`: the hostile structures whose cost may grow faster than the file.
 - `programs`: random programs on the virtual GPU, against an independent count of the bytes that they hold.
 - `files`: random programs that change files on a virtual GPU, against the same programs without one.

@@ -31,7 +31,7 @@ KNOBS = (mx.Knobs(inplace="on"), mx.Knobs(checkpoint="every 1"), mx.Knobs(precis
 def _tape() -> bytes:
     """Return the content of a saved tape."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "tape.parquet")
+        path = Path(folder, "tape.tape")
         sample_tapes.small_tape().save(path)
         return path.read_bytes()
 

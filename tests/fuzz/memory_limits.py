@@ -226,7 +226,7 @@ def _release_caches() -> None:
     """Free the cuBLAS workspaces, which a process keeps, and the allocator's cache."""
     on = virtual_device.active()
     assert on is not None
-    on.mode.free_workspaces()
+    on.runner.free_workspaces()
     torch.cuda.empty_cache()
 
 

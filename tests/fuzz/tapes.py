@@ -1,139 +1,117 @@
-"""Parquet tapes that are damaged, changed or hostile: a number goes in, the bytes of a file come out."""
+"""Files of tapes that are damaged, changed or hostile, each made from a number."""
 
 from __future__ import annotations
 
 import copy
 import functools
-import io
 import json
 import random
 import tempfile
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 
-from memexplore.tape import COLUMNS, Tape
 from tests import sample_tapes
 from tests.fuzz.snapshots import SCALARS, damage, place_in
+from tests.tape_files import Content, content_of, packed, with_header
 
-_COMPRESSIONS = ("zstd", "none", "snappy")
+_NUMBERS = (0, 1, -1, 3, 4, 9, 11, 255, 256, 1 << 31, 1 << 32, 1 << 62, -(1 << 63), (1 << 63) - 1)
+_LONGEST = 1_000_000
+_JSON_SCALARS = [scalar for scalar in SCALARS if type(scalar) is not bytes]
 
 
 @functools.cache
-def tables() -> tuple[pyarrow.Table, ...]:
-    """Return the tables of tapes that can be read."""
+def contents() -> tuple[Content, ...]:
+    """Return what the files of tapes say that can be read."""
     tapes = (sample_tapes.small_tape(), sample_tapes.oom_tape(), sample_tapes.training_tape(2, 1, 16, 1))
-    return tuple(_table(tape) for tape in tapes)
-
-
-def _table(tape: Tape) -> pyarrow.Table:
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "tape.parquet"
-        tape.save(path)
-        return pyarrow.parquet.read_table(path)
+        return tuple(content_of(tape, Path(folder)) for tape in tapes)
 
 
 @functools.cache
 def files() -> tuple[bytes, ...]:
-    """Return the files that are damaged, each in several compressions."""
-    return tuple(_file(table, compression) for table in tables() for compression in _COMPRESSIONS)
-
-
-def _file(table: pyarrow.Table, compression: str = "zstd", **options: Any) -> bytes:
-    file = io.BytesIO()
-    pyarrow.parquet.write_table(table, file, compression=compression, **options)
-    return file.getvalue()
+    """Return the files that are damaged, deflated or not."""
+    return tuple(packed(content, level) for content in contents() for level in (6, 0))
 
 
 def damaged(number: int) -> bytes:
     """Return a file with some bytes changed, removed, repeated or taken from another one."""
     rng = random.Random(number)
     data = bytearray(rng.choice(files()))
-    damage(data, rng, b"\x15\x1c\x2c\x00\xff\x80", files())
-    if rng.random() < 0.5:
-        data[:4] = data[-4:] = b"PAR1"
+    damage(data, rng, b'{}[]",:0\x00\xff\x80', files())
     return bytes(data)
 
 
-def in_the_footer(number: int) -> bytes:
-    """Return a file whose description of columns and pages has some changed bytes."""
+def in_the_stream(number: int) -> bytes:
+    """Return a file whose stream is whole, and what it expands to is damaged, cut or long."""
     rng = random.Random(number)
-    data = bytearray(rng.choice(files()))
-    length = int.from_bytes(data[-8:-4], "little")
-    for _ in range(rng.choice((1, 1, 2, 4))):
-        # The metadata of the table, which is text, is a third of it and lies at the end.
-        at = len(data) - 8 - length + rng.randrange(length if rng.random() < 0.2 else 2 * length // 3)
-        data[at] = rng.choice((rng.randrange(256), data[at] ^ 1 << rng.randrange(8), 0, 0xFF))
-    return bytes(data)
+    data = rng.choice(files())
+    end = 22 + int.from_bytes(data[18:22], "little")
+    content = bytearray(zlib.decompress(data[end:]))
+    if rng.random() < 0.1:
+        content += bytes(rng.choice((1, 1000, 1 << 24)))
+    elif rng.random() < 0.1:
+        del content[rng.randrange(len(content)) :]
+    else:
+        # The tables, which are text, are easily no JSON any more.
+        begin = json.loads(data[22:end])["tables"] if rng.random() < 0.8 else 0
+        for _ in range(rng.choice((1, 1, 2, 4, 30))):
+            content[rng.randrange(begin, len(content))] = rng.choice((rng.randrange(256), 0, 0xFF, 1, 0x80))
+    return data[:end] + zlib.compress(bytes(content), rng.choice((1, 6, 0)))
 
 
 def changed(number: int) -> bytes:
-    """Return a file whose metadata or columns were changed."""
+    """Return a file whose header, tables or columns were changed."""
     rng = random.Random(number)
-    table = rng.choice(tables()[:2]) if rng.randrange(20) else tables()[2]
-    metadata = dict(table.schema.metadata)
-    for _ in range(rng.choice((0, 1, 1, 2))):
-        key = rng.choice((b"memexplore.tape", b"memexplore.tables"))
-        if rng.random() < 0.1:
-            metadata[key] = rng.choice((b"", b"[" * 50_000, b"null", b"\xff", b"1" * 5000, b'{"a":' * 5000, b"NaN"))
-            continue
-        try:
-            content = json.loads(metadata[key])
-        except (ValueError, RecursionError):
-            continue
-        holder, name = place_in(content, rng)
-        if holder is None:
-            continue
-        value = rng.choice([scalar for scalar in SCALARS if type(scalar) is not bytes])
-        holder[name] = rng.choice((value, value, [value], {"a": value}, copy.deepcopy(content)))
-        metadata[key] = json.dumps(content).encode()
+    content = copy.deepcopy(rng.choice(contents()[:2]) if rng.randrange(20) else contents()[2])
     for _ in range(rng.choice((0, 0, 1, 2))):
-        table = _changed_column(table, rng)
-    options = {"use_dictionary": rng.random() < 0.5, "data_page_version": rng.choice(("1.0", "2.0"))}
-    if rng.random() < 0.2:
-        options["row_group_size"] = rng.choice((len(table) // 3 + 1, 1000))
-    return _file(table.replace_schema_metadata(metadata), rng.choice(_COMPRESSIONS), **options)
+        holder, name = place_in(rng.choice((content.header, content.tables)), rng)
+        if holder is not None:
+            value = rng.choice(_JSON_SCALARS)
+            holder[name] = rng.choice((value, value, [value], {"a": value}, copy.deepcopy(content.header)))
+    for _ in range(rng.choice((0, 1, 1, 2, 5))):
+        _change_column(content, rng)
+    data = packed(content, rng.choice((6, 0)))
+    return _with_changed_header(data, rng) if rng.random() < 0.3 else data
 
 
-def _changed_column(table: pyarrow.Table, rng: random.Random) -> pyarrow.Table:
-    """Return a table with one column of other values, another type, twice or not at all."""
-    name = rng.choice(list(COLUMNS))
-    at = table.schema.get_field_index(name)
-    if at < 0 or not len(table) or table.column(name).null_count:
-        return table
-    values = table.column(name).to_numpy().copy()
-    if values.dtype != COLUMNS[name]:  # changed before
-        return table
-    match rng.randrange(7):
+def _change_column(content: Content, rng: random.Random) -> None:
+    """Change the numbers of a column, its length, or drop it."""
+    name = rng.choice(list(content.columns) or ["time"])
+    values = content.columns.get(name, np.zeros(0, np.int64))
+    match rng.randrange(8):
         case 0:
-            return table.drop_columns([name])
+            content.columns.pop(name, None)
         case 1:
-            return table.append_column(name, table.column(name))
+            content.columns[name] = np.resize(values, min(len(values) * rng.choice((0, 2, 30, 100_000)), _LONGEST))
         case 2:
-            other = rng.choice((np.float64, np.int16, np.uint64, np.dtype("U5"), bool))
-            return table.set_column(at, name, pyarrow.array(values.astype(other)))
+            content.columns[name] = values[rng.randrange(len(values) + 1) :]
         case 3:
-            nulls = np.arange(len(values)) == rng.randrange(len(values))
-            return table.set_column(at, name, pyarrow.array(values, mask=nulls))
-        case 4:
-            return table.set_column(at, name, pyarrow.array([[each] for each in values.tolist()]))
-        case 5:
-            count = len(values) * rng.choice((0, 1, 30))
-            return table.take(pyarrow.array(np.arange(count) % len(values)))
-        case _:
-            limits = np.iinfo(values.dtype)
-            chosen = [
-                value
-                for value in (0, 1, -1, 3, 4, 9, 11, 255, 1 << 31, 1 << 62, limits.min, limits.max)
-                if limits.min <= value <= limits.max
-            ]
-            values[rng.randrange(len(values))] = rng.choice(chosen)
-            return table.set_column(at, name, pyarrow.array(values))
+            content.columns[name] = rng.choice(list(content.columns.values()) or [values])
+        case 4 if len(values):
+            content.columns[name] = values[rng.sample(range(len(values)), len(values))]
+        case _ if len(values):
+            content.columns[name] = values.copy()
+            content.columns[name][rng.randrange(len(values))] = rng.choice((*_NUMBERS, *values[:20].tolist()))
+
+
+def _with_changed_header(data: bytes, rng: random.Random) -> bytes:
+    """Return a file whose header, the description of columns included, was changed."""
+    end = 22 + int.from_bytes(data[18:22], "little")
+    if rng.random() < 0.2:
+        texts = (b"", b"[" * 50_000, b"null", b"\xff", b"1" * 5000, b'{"a":' * 5000, b"NaN")
+        return with_header(rng.choice(texts), data[end:])
+    header: Any = json.loads(data[22:end])
+    holder, name = place_in(header, rng)
+    if rng.random() < 0.5 and header.get("columns"):
+        holder, name = rng.choice(header["columns"]), rng.choice(("name", "length", "width", "lowest", "unit", "first"))
+    if holder is not None:
+        holder[name] = rng.choice((*_NUMBERS, *_JSON_SCALARS, [], {}))
+    return with_header(json.dumps(header).encode(), data[end:])
 
 
 def make(number: int) -> bytes:
-    """Return the file of a number: damaged, damaged in its footer, or changed."""
-    return (damaged, in_the_footer, changed)[number % 3](number)
+    """Return the file of a number: damaged, damaged in its stream, or changed."""
+    return (damaged, in_the_stream, changed)[number % 3](number)

@@ -1,4 +1,4 @@
-"""A short run of the fuzzer of Parquet tapes; `python -m tests.fuzz --kind tapes` runs it for long."""
+"""A short run of the fuzzer of files of tapes; `python -m tests.fuzz --kind tapes` runs it for long."""
 
 from __future__ import annotations
 

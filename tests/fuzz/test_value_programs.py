@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from memexplore.virtual_gpu.tensors import known_values
+from memexplore.virtual_gpu.values import known_values
 from tests.fuzz import value_programs
 
 

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 import memexplore as mx
 from memexplore.virtual_gpu.dispatch import value_lane
-from memexplore.virtual_gpu.tensors import known_values
+from memexplore.virtual_gpu.values import known_values
 from tests.fuzz import value_lines
 
 VARIABLES = 6

@@ -12,15 +12,15 @@ from tests.gpu.training import images, scenario, sentences, token_loss, vectors
 
 def with_knobs(model, data, loss, **settings):
     """Train two steps with knobs, with the code that the explorer runs on real and virtual GPUs."""
-    from memexplore.knobs.apply import apply
-    from memexplore.knobs.knobs import Knobs
-    from memexplore.steps import training_loop
-    from memexplore.steps.step import Step
+    from memexplore.run.knobs.applying.apply import apply, of_model_in_loop
+    from memexplore.run.knobs.knobs import Knobs
+    from memexplore.run.programs import training_loop
+    from memexplore.run.programs.step import Step
 
     knobs = Knobs(**settings)
     model.cuda()
     kept = []
-    with apply(training_loop.knobs_to_apply(knobs), model):
+    with apply(of_model_in_loop(knobs), model):
         training_loop.train(Step(model, data, loss=loss), knobs, model, range(2), kept)
 
 

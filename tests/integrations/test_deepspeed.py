@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import functools
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from memexplore.runs.loading import load
+from memexplore.ranks.loading import load
 from memexplore.tape import Tape
+from tests import python_programs
 
 WORLD = 8
 WIDTH = 512
@@ -66,13 +66,13 @@ def tape(stage: int, optimizer: str = "none", rank: int = 0) -> Tape:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "train.py").write_text(SCRIPT)
-        command = [sys.executable, "-m", "memexplore", "run", "train.py", "--gpu", "H100", "--world", str(WORLD)]
-        command += ["--rank", str(rank)]
+        arguments = ["run", "train.py", "--gpu", "H100", "--world", str(WORLD), "--rank", str(rank)]
+        command = python_programs.command("memexplore", *arguments)
         ended = subprocess.run(
-            [*command, "-o", "tape.parquet", "--", str(stage), optimizer], cwd=folder, capture_output=True, text=True
+            [*command, "-o", "tape.tape", "--", str(stage), optimizer], cwd=folder, capture_output=True, text=True
         )
         assert ended.returncode == 0, ended.stderr[-2000:]
-        loaded = load(folder / "tape.parquet")
+        loaded = load(folder / "tape.tape")
     return loaded if isinstance(loaded, Tape) else next(iter(loaded.values()))
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import memexplore as mx
-from memexplore.knobs.choices import InPlace
-from memexplore.knobs.inplace.in_place import in_place
-from memexplore.knobs.inplace.legal import legal_sites
-from memexplore.knobs.inplace.sites import Sites
+from memexplore.run.knobs.inplace_sites.activations import Form
+from memexplore.run.knobs.inplace_sites.in_place import in_place
+from memexplore.run.knobs.inplace_sites.legal import legal_sites
+from memexplore.run.knobs.inplace_sites.sites import Sites
 from memexplore.virtual_gpu.device import active
 
 
@@ -72,9 +72,9 @@ def outcome(net: nn.Module, x: torch.Tensor | None = None) -> list[torch.Tensor]
 def assert_same_results(net: nn.Module, sites: Sites, x: torch.Tensor | None = None) -> None:
     """Check that loss and gradients equal the plain run to the bit, in place and out of place, sites given or found."""
     plain = outcome(net, x)
-    for choice in (InPlace.ON, InPlace.OFF):
+    for form in (Form.IN_PLACE, Form.OUT_OF_PLACE):
         for given_sites in (sites, None):
-            with in_place(net, choice, given_sites):
+            with in_place(net, form, given_sites):
                 changed = outcome(net, x)
             assert len(changed) == len(plain)
             assert all(torch.equal(one, other) for one, other in zip(plain, changed, strict=True))

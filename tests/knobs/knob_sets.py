@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memexplore.knobs.knobs import Knobs
+from memexplore.run.knobs.knobs import Knobs
 
 SAME = [
     Knobs(),

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from memexplore.knobs.apply import apply
-from memexplore.knobs.knobs import Knobs
+from memexplore.run.knobs.applying.apply import apply
+from memexplore.run.knobs.knobs import Knobs
 from tests.small_nets import Deep, flat, gradients, step_of
 
 
@@ -130,7 +130,7 @@ def test_a_note_names_a_weight_shared_with_an_adapted_layer() -> None:
     model = nn.ModuleDict({"embedding": nn.Embedding(10, 8), "head": nn.Linear(8, 10, bias=False)})
     model["head"].weight = model["embedding"].weight
     with apply(Knobs(lora="head"), model) as applied:
-        assert "head shares its weight with embedding.weight: that weight is frozen there too." in applied.note_texts
+        assert "head shares its weight with embedding.weight: that weight is frozen there too." in applied.notes
 
 
 def test_an_adapter_on_a_layer_without_linear_layers_raises() -> None:

@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 import memexplore as mx
-from memexplore.knobs.apply import apply
-from memexplore.knobs.choices import InPlace, MemoryFormat, Offload
-from memexplore.knobs.inplace.legal import legal_sites
-from memexplore.knobs.knobs import Knobs
+from memexplore.run.knobs.applying.apply import apply
+from memexplore.run.knobs.inplace import InPlace
+from memexplore.run.knobs.inplace_sites.legal import legal_sites
+from memexplore.run.knobs.knobs import Knobs
+from memexplore.run.knobs.memory_format import MemoryFormat
+from memexplore.run.knobs.offload import Offload
 from tests.knobs.knob_sets import OTHER, SAME
 from tests.small_nets import Deep, everything, flat, gradients, images, step_of
 
@@ -136,13 +138,13 @@ def test_given_sites_run_in_place() -> None:
 def test_notes_name_fields_of_the_training_loop() -> None:
     with apply(Knobs(optimizer="Adam", batch=4, gpu="T4"), flat()) as applied:
         assert applied.texts == ()
-        assert [note.split(" belongs")[0] for note in applied.note_texts] == ["batch 4", "optimizer Adam", "gpu T4"]
+        assert [note.split(" belongs")[0] for note in applied.notes] == ["batch 4", "optimizer Adam", "gpu T4"]
 
 
 @pytest.mark.parametrize(("make", "accumulation", "notes"), [(images, 4, 1), (images, 1, 0), (flat, 4, 0)])
 def test_a_note_says_that_batch_norm_sees_one_micro_batch(make: Any, accumulation: int, notes: int) -> None:
     with apply(Knobs(accumulation=accumulation), make()) as applied:
-        assert sum("Batch norm" in note for note in applied.note_texts) == notes
+        assert sum("Batch norm" in note for note in applied.notes) == notes
 
 
 # --- virtual models -------------------------------------------------------------------------------------------------

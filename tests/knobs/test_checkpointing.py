@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from memexplore.knobs.checkpoints.checkpointing import checkpointed
-from memexplore.knobs.knobs import Checkpoint
+from memexplore.run.knobs.checkpoints.checkpointing import checkpointed
+from memexplore.run.knobs.checkpoints.setting import Checkpoint
 from tests.models import UNet
 
 
@@ -179,7 +179,7 @@ def test_statistics_of_batch_norm_move_once_and_a_note_says_so():
     with checkpointed(model, on("every 1")) as applied:
         model(x).sum().backward()
     assert model[0][1].num_batches_tracked == 3
-    assert any("statistics move once" in note for note in applied.note_texts)
+    assert any("statistics move once" in note for note in applied.notes)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -255,7 +255,7 @@ def test_a_result_overwritten_between_layers_is_kept_as_the_next_layer_got_it():
     with checkpointed(model, on("sqrt")) as applied:
         assert same(train(model, x, lambda model, x: model(x)), expected)
     # Two segments: the second layer of each gets another tensor than the first returned.
-    assert any("layers.1, layers.3" in note for note in applied.completed().note_texts)
+    assert any("layers.1, layers.3" in note for note in applied.completed().notes)
 
 
 def test_a_block_whose_first_module_overwrites_its_input_gets_a_copy():

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 import memexplore as mx
 from memexplore.analysis.curves import by_category
 from memexplore.figures.scaling import exponent, scaling
-from memexplore.knobs.checkpoints.checkpointing import checkpointed
-from memexplore.knobs.knobs import Checkpoint
+from memexplore.run.knobs.checkpoints.checkpointing import checkpointed
+from memexplore.run.knobs.checkpoints.setting import Checkpoint
 from memexplore.tape import Category
 from tests.knobs.test_checkpointing import KINDS, on, vgg
 from tests.models import MODELS

@@ -13,11 +13,12 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from memexplore import capture
-from memexplore.knobs.checkpoints.checkpointing import checkpointed
-from memexplore.knobs.knobs import Checkpoint, Knobs
-from memexplore.steps.step import Step
-from memexplore.steps.trial import run
+from memexplore.run.knobs.checkpoints.checkpointing import checkpointed
+from memexplore.run.knobs.checkpoints.setting import Checkpoint
+from memexplore.run.knobs.knobs import Knobs
+from memexplore.run.machine import virtual
+from memexplore.run.programs.step import Step
+from memexplore.run.run import run
 from tests.knobs.test_checkpointing import KINDS, gpt2, on
 from tests.models import UNet
 
@@ -252,7 +253,7 @@ def test_random_state_of_the_virtual_gpu_is_saved_after_a_checkpoint_on_the_cpu(
     # torch stores for the whole process which accelerator it found; "cpu" stands for none.
     kind = torch.utils.checkpoint.DefaultDeviceType
     monkeypatch.setattr(kind, "_default_device_type", asked)
-    with capture.virtual("T4"):
+    with virtual("T4"):
         states = torch.utils.checkpoint.get_device_states(torch.ones(1, device="cuda"))
         torch.utils.checkpoint.set_device_states(*states)
         assert kind.get_device_type() == "cuda"

@@ -1,100 +1,97 @@
-"""Completeness of every knob: each file that `memexplore/knobs/__init__.py` names handles each field of `Knobs`."""
+"""Every knob: its name, its place, its texts, and that applying it is reported."""
 
 from __future__ import annotations
 
-import ast
-import dataclasses
-import enum
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
-from memexplore import codegen, notebook, steps
-from memexplore.knobs import apply, knobs
-from memexplore.knobs.facts import Change
-from memexplore.knobs.knobs import Knobs
-from memexplore.knobs.report_text import change_text
+from docs import knobs as docs
+from memexplore.run import knobs as folder
+from memexplore.run.code.lines import lines
+from memexplore.run.knobs.applying import apply
+from memexplore.run.knobs.knob import Group, Knob
+from memexplore.run.knobs.knobs import KNOBS, Knobs, conflicts
+from memexplore.run.knobs.values import OneOf
 
-FIELDS = [field.name for field in dataclasses.fields(Knobs)]
-PART_OF_ANOTHER = {"lora_rank": "lora"}
-"""Fields that are applied and set together with another one."""
-
-
-def attributes_read(package: object) -> set[str]:
-    """Return the names of all attributes, strings and keywords in the code of a package."""
-    names: set[str] = set()
-    for path in Path(str(package.__file__)).parent.rglob("*.py"):  # type: ignore[attr-defined]
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Attribute):
-                names.add(node.attr)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                names.add(node.value)
-    return names
+every_knob = pytest.mark.parametrize("knob", KNOBS.values(), ids=lambda knob: knob.name)
 
 
-@pytest.mark.parametrize("field", FIELDS)
-def test_apply_handles_the_field(field: str) -> None:
-    handled = field in apply.MODEL_FIELDS, field in apply.LOOP_FIELDS, field in PART_OF_ANOTHER
-    assert sum(handled) == 1, (
-        f"enter {field!r} either in MODEL_FIELDS (it changes the model) or in LOOP_FIELDS of memexplore/knobs/apply.py"
-    )
+def test_every_file_of_the_folder_has_one_knob() -> None:
+    files = {path.stem for path in Path(str(folder.__file__)).parent.glob("*.py")}
+    assert files - {"__init__", "control", "knob", "knobs", "values"} == set(KNOBS)
 
 
-@pytest.mark.parametrize("field", FIELDS)
-def test_type_checkers_see_the_parameter(field: str) -> None:
-    tree = ast.parse(Path(knobs.__file__).read_text())
-    (stub,) = (
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef) and node.name == "__init__" and len(node.args.args) > 1
-    )
-    parameters = [argument.arg for argument in stub.args.args[1:]]
-    assert field in parameters, f"add {field!r} to the __init__ for type checkers in memexplore/knobs/knobs.py"
-    assert parameters == FIELDS, "the __init__ for type checkers has the fields in their order"
+@every_knob
+def test_file_name_and_word_are_the_same(knob: Knob) -> None:
+    assert type(knob).__module__.rpartition(".")[2] == knob.name
+    assert knob.label.lower().replace(" ", "") == knob.name.replace("_", "")
 
 
-@pytest.mark.parametrize("field", Knobs.CHOICES)
-def test_default_of_a_choice_is_as_written(field: str) -> None:
-    default = getattr(Knobs(), field)
-    assert default is next(iter(type(default))), f"the first member of {type(default).__name__} is the default"
-    assert default.value == "as written"
+@every_knob
+def test_its_values_have_different_texts(knob: Knob) -> None:
+    values = [knob.values.default, *knob.values.examples]
+    assert len({knob.text(value) for value in values}) == len(values)
+    assert len({knob.phrase(value) for value in knob.values.examples}) == len(knob.values.examples)
+    assert knob.values.text(knob.values.default) in ("as written", "8")
 
 
-@pytest.mark.parametrize("field", Knobs.CHOICES)
-def test_each_value_of_a_choice_has_its_own_phrase(field: str) -> None:
-    values = [value for value in Knobs.CHOICES[field] if value.value != "as written"]
-    texts = {change_text(Change(field, value)) for value in values}
-    assert len(texts) == len(values), f"write a phrase for each value of {field!r} in memexplore/knobs/report_text.py"
+@every_knob
+def test_its_examples_are_settings_that_change_something(knob: Knob) -> None:
+    for value in knob.values.examples:
+        setting = Knobs(**{knob.name: value})
+        assert getattr(setting, knob.name) == value
+        assert eval(repr(setting), {"Knobs": Knobs}) == setting
+        assert setting.changed() == ({} if knob.part_of else {knob.name: value})
+        assert setting.replace(**{knob.name: knob.values.default}) == Knobs()
 
 
-@pytest.mark.parametrize("field", FIELDS)
-@pytest.mark.parametrize(
-    ("package", "task"),
-    [
-        (steps, "follow it in memexplore/steps"),
-        (codegen, "write its lines in memexplore/codegen"),
-        (notebook, "add a control in memexplore/notebook/knob_table.py"),
-    ],
-    ids=["steps", "codegen", "notebook"],
-)
-def test_other_packages_read_the_field(package: object, task: str, field: str) -> None:
-    if package is steps and field in apply.MODEL_FIELDS:
-        return  # `apply` does it
-    if package is notebook and field == "variables":
-        return  # sliders of a cell, by the names of its variables
-    assert field in attributes_read(package), f"no code reads Knobs.{field}: {task}"
+@every_knob
+def test_its_summary_is_a_sentence_that_help_shows(knob: Knob) -> None:
+    assert knob.summary.endswith(".")
+    assert f"{knob.name}: {knob.summary}" in (Knobs.__doc__ or "")
 
 
-@pytest.mark.parametrize("field", apply.MODEL_FIELDS)
-def test_the_report_names_the_field(field: str) -> None:
-    given: object = "0" if field in ("frozen", "lora") else None
-    if field in Knobs.CHOICES:
-        given = list(Knobs.CHOICES[field])[-1]
-    if field == "checkpoint":
-        given = "none"
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
-    with apply.apply(Knobs().replace(**{field: given}), model) as report:
-        changed = {change.field for change in report.changes}
-    assert isinstance(given, enum.Enum | str), f"say in this test how to set {field!r}"
-    assert changed == {field}
+@every_knob
+def test_code_has_lines_for_it(knob: Knob) -> None:
+    # What is as the script has it needs none.
+    same = {"checkpoint layers 0", "zero grad set to none"}
+    for value in knob.values.examples:
+        setting = Knobs(**{knob.name: value})
+        if setting.changed() and not conflicts(setting) and str(setting) not in same:
+            assert lines(None, setting)
+
+
+@every_knob
+def test_what_alters_the_training_is_said_in_a_sentence(knob: Knob) -> None:
+    for value in knob.values.examples:
+        setting = Knobs(**{knob.name: value})
+        if knob.alters_training(value, nn.Sequential(nn.BatchNorm1d(2)), setting):
+            assert knob.training_text(value, setting).endswith(".")
+
+
+def test_the_table_in_the_docs_is_that_of_the_registry() -> None:
+    page = docs.PAGE.read_text()
+    assert docs.with_table(page) == page, "run python -m docs.knobs"
+
+
+@pytest.mark.parametrize("knob", [knob for knob in KNOBS.values() if isinstance(knob.values, OneOf)], ids=str)
+def test_default_of_a_choice_is_as_written(knob: Knob) -> None:
+    assert knob.values.default.value == "as written"
+
+
+@every_knob
+def test_the_report_names_it(knob: Knob) -> None:
+    if not knob.changes_model:
+        pytest.skip("it does not change a model")
+    for value in knob.values.examples:
+        model = nn.Sequential(nn.Linear(2, 2))
+        with apply.apply(Knobs(**{knob.name: value}), model) as report:
+            model(torch.ones(1, 2))
+        assert {change.field for change in report.changes} == {knob.name}
+
+
+def test_every_group_has_a_knob() -> None:
+    assert {knob.group for knob in KNOBS.values()} == set(Group)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from memexplore.knobs.inplace.fake_run import fake_run
+from memexplore.run.knobs.inplace_sites.fake_run import fake_run
 
 
 @pytest.fixture

@@ -11,10 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from memexplore.knobs.choices import InPlace
-from memexplore.knobs.inplace.activations import Form
-from memexplore.knobs.inplace.in_place import in_place
-from memexplore.knobs.inplace.legal import legal_sites
+from memexplore.run.knobs.inplace_sites.activations import Form
+from memexplore.run.knobs.inplace_sites.in_place import in_place
+from memexplore.run.knobs.inplace_sites.legal import legal_sites
 from tests.knobs.inplace_steps import Net, assert_same_results, found, line_of, step
 
 THIS = "test_inplace.py"
@@ -23,7 +22,7 @@ THIS = "test_inplace.py"
 def test_off_turns_flags_and_functions_out_of_place():
     net = Net(lambda net, x: functional.relu(net.second(net.act(net.first(x))), True), act=nn.ReLU(inplace=True))
     sites = found(net)
-    with in_place(net, InPlace.OFF, sites) as applied:
+    with in_place(net, Form.OUT_OF_PLACE, sites) as applied:
         assert applied.texts == ("In-place at 0 of 2 activations",)
         assert not net.act.inplace
     assert net.act.inplace
@@ -38,7 +37,7 @@ def test_off_skips_an_in_place_call_whose_input_is_read_again():
 
     net = Net(forward)
     sites = found(net)
-    with in_place(net, InPlace.OFF, sites) as applied:
+    with in_place(net, Form.OUT_OF_PLACE, sites) as applied:
         pass
     assert applied.texts == ("In-place at 1 of 1 activations",)
     line = line_of(forward, "net.second")
@@ -80,7 +79,7 @@ def test_model_and_random_states_are_restored(search):
     if search == "legal_sites":
         legal_sites(step(net), net)
     else:
-        with in_place(net, InPlace.ON), torch.no_grad():
+        with in_place(net, Form.IN_PLACE), torch.no_grad():
             net.eval()(torch.ones(4, 8))
         net.train()
     assert net.first.weight.grad is gradient
@@ -107,7 +106,7 @@ def test_sites_are_found_at_the_first_call_in_each_training_mode():
 
     net, x = Net(forward), torch.randn(4, 8)
     plain = net.eval()(x)
-    with in_place(net, InPlace.ON) as applied:
+    with in_place(net, Form.IN_PLACE) as applied:
         net.train()(x)
         assert torch.equal(net.eval()(x), plain)
         net.train()(x)
@@ -116,5 +115,5 @@ def test_sites_are_found_at_the_first_call_in_each_training_mode():
 
 def test_a_model_that_needs_values_raises_and_names_legal_sites():
     net = Net(lambda net, x: net.first(x)[(x > 0).nonzero()[:, 0]])
-    with in_place(net, InPlace.ON), pytest.raises(ValueError, match=r"give .* the sites that legal_sites"):
+    with in_place(net, Form.IN_PLACE), pytest.raises(ValueError, match=r"give .* the sites that legal_sites"):
         net(torch.ones(4, 8))

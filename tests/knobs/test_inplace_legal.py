@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional
 
 import memexplore as mx
-from memexplore.knobs.choices import InPlace
-from memexplore.knobs.inplace.in_place import in_place
-from memexplore.knobs.inplace.legal import legal_sites
+from memexplore.run.knobs.inplace_sites.activations import Form
+from memexplore.run.knobs.inplace_sites.in_place import in_place
+from memexplore.run.knobs.inplace_sites.legal import legal_sites
 from tests.knobs.inplace_steps import Net, assert_same_results, found, line_of, outcome, reasons, step
 
 THIS = "test_inplace_legal.py"
@@ -111,7 +111,7 @@ def test_the_batch_and_a_view_of_it_are_never_overwritten():
     assert all("existed before the model ran" in site.reason for site in sites.skipped)
     x = torch.randn(4, 8)
     before = x.clone()
-    with in_place(net, InPlace.ON):
+    with in_place(net, Form.IN_PLACE):
         net(x)
     assert torch.equal(x, before)
 
@@ -129,7 +129,7 @@ def test_a_tensor_stored_by_the_model_is_skipped():
     net = Net(forward)
     assert found(net).skipped[0].reason == "its input is still alive when the step has ended"
     assert not hasattr(net, "features")  # `legal_sites` preserves attributes
-    with in_place(net, InPlace.ON), torch.no_grad():
+    with in_place(net, Form.IN_PLACE), torch.no_grad():
         assert torch.equal(net(torch.ones(4, 8)), net.second(functional.relu(net.features)))
     assert net.features.min() < 0
 
@@ -159,7 +159,7 @@ def test_an_input_shared_with_a_numpy_array_is_skipped():
 def test_a_tensor_returned_by_the_step_is_skipped():
     net = Net(lambda net, x: (net.act(h := net.first(x)), h), act=nn.ReLU())
     assert "returns" in legal_sites(lambda: net(torch.ones(4, 8)), net).skipped[0].reason
-    with in_place(net, InPlace.ON):
+    with in_place(net, Form.IN_PLACE):
         output, before = net(torch.ones(4, 8))
     assert not torch.equal(output, before)
 
@@ -228,10 +228,10 @@ def test_a_note_says_that_elu_in_place_differs_in_the_last_bits():
     net = Net(lambda net, x: net.second(functional.elu(net.first(x))))
     sites = found(net)
     plain = outcome(net)
-    with in_place(net, InPlace.ON, sites) as applied:
+    with in_place(net, Form.IN_PLACE, sites) as applied:
         changed = outcome(net)
     assert torch.equal(plain[0], changed[0])
-    assert "last bits" in applied.note_texts[0]
+    assert "last bits" in applied.notes[0]
     assert all(torch.allclose(one, other, rtol=1e-5, atol=1e-6) for one, other in zip(plain, changed, strict=True))
 
 

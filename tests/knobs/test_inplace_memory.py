@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 import memexplore as mx
-from memexplore.knobs.choices import InPlace
-from memexplore.knobs.inplace.in_place import in_place
-from memexplore.knobs.inplace.legal import legal_sites
-from memexplore.knobs.knobs import Knobs
-from memexplore.steps.step import Step
-from memexplore.steps.trial import run
+from memexplore.run.knobs.inplace import InPlace
+from memexplore.run.knobs.inplace_sites.activations import Form
+from memexplore.run.knobs.inplace_sites.in_place import in_place
+from memexplore.run.knobs.inplace_sites.legal import legal_sites
+from memexplore.run.knobs.knobs import Knobs
+from memexplore.run.programs.step import Step
+from memexplore.run.run import run
 
 
 def stack(activation: Callable[[], nn.Module], depth: int) -> nn.Sequential:
@@ -24,12 +25,12 @@ def stack(activation: Callable[[], nn.Module], depth: int) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def after_forward(activation: Callable[[], nn.Module], choice: InPlace, depth: int = 4) -> tuple[int, int]:
+def after_forward(activation: Callable[[], nn.Module], form: Form, depth: int = 4) -> tuple[int, int]:
     """Return the bytes allocated after the forward pass, and its peak, on a virtual GPU."""
     with mx.virtual("T4"):
         net, x = stack(activation, depth).cuda(), torch.randn(16, 16, 64, 64, device="cuda")
         sites = legal_sites(lambda: net(x).sum().backward(), net)
-        with in_place(net, choice, sites):
+        with in_place(net, form, sites):
             torch.cuda.reset_peak_memory_stats()
             output = net(x)
             numbers = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
@@ -43,8 +44,8 @@ MAP = 16 * 16 * 64 * 64 * 4
 
 def test_leaky_relu_in_place_saves_one_map_per_layer():
     # Out of place each layer keeps its input and its output, in place only the output: 4 layers, 4 maps.
-    held, _ = after_forward(nn.LeakyReLU, InPlace.OFF)
-    changed, _ = after_forward(nn.LeakyReLU, InPlace.ON)
+    held, _ = after_forward(nn.LeakyReLU, Form.OUT_OF_PLACE)
+    changed, _ = after_forward(nn.LeakyReLU, Form.IN_PLACE)
     assert held - changed == 4 * MAP
 
 
@@ -52,8 +53,8 @@ def test_relu_in_place_saves_one_map_at_the_peak_and_none_after_forward():
     # ReLU keeps its output in either form and batch norm its input: the map between them is not saved. Only while
     # a ReLU runs out of place are its input and its output both alive; if that is the peak, as in the forward pass of
     # the last layer, in place is lower by one map.
-    held, peak = after_forward(nn.ReLU, InPlace.OFF)
-    changed, lower = after_forward(nn.ReLU, InPlace.ON)
+    held, peak = after_forward(nn.ReLU, Form.OUT_OF_PLACE)
+    changed, lower = after_forward(nn.ReLU, Form.IN_PLACE)
     assert held == changed
     assert peak - lower == MAP
 
@@ -71,10 +72,10 @@ def test_a_fake_run_on_a_virtual_gpu_requests_no_memory():
     with mx.virtual("T4"):
         net, x = stack(nn.LeakyReLU, 2).cuda(), torch.randn(16, 16, 64, 64, device="cuda")
         net(x).sum().backward()
-        with mx.record() as recording, in_place(net, InPlace.ON):
+        with mx.record() as recording, in_place(net, Form.IN_PLACE):
             net(x).sum().backward()
         sites = legal_sites(lambda: net(x).sum().backward(), net)
-        with mx.record() as again, in_place(net, InPlace.ON, sites):
+        with mx.record() as again, in_place(net, Form.IN_PLACE, sites):
             net(x).sum().backward()
     one, other = recording.tape, again.tape
     # The same requests in the same order: the fake run is not on the tape.

@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from memexplore.knobs.choices import InPlace
-from memexplore.knobs.inplace.in_place import in_place
-from memexplore.knobs.inplace.legal import legal_sites, observed
+from memexplore.run.knobs.inplace_sites.activations import Form
+from memexplore.run.knobs.inplace_sites.in_place import in_place
+from memexplore.run.knobs.inplace_sites.legal import legal_sites, observed
 from tests.knobs.inplace_steps import Net, _sum, assert_same_results, found, reasons, step
 
 
@@ -87,7 +87,7 @@ def test_activation_modules_of_a_transformer_that_call_a_function_run_in_place(a
     assert str(sites.sites[0].call).startswith("model.layers.0.mlp.act_fn")
     call()
     plain = [weight.grad.clone() for weight in net.parameters()]
-    with in_place(net, InPlace.ON, sites):
+    with in_place(net, Form.IN_PLACE, sites):
         net.zero_grad()
         call()
     assert all(torch.equal(one, weight.grad) for one, weight in zip(plain, net.parameters(), strict=True))
@@ -162,7 +162,7 @@ def test_activations_are_legal_if_backward_runs_twice():
     call()
     plain = [weight.grad.clone() for weight in net.parameters() if weight.grad is not None]
     net.zero_grad()
-    with in_place(net, InPlace.ON, sites):
+    with in_place(net, Form.IN_PLACE, sites):
         call()
     changed = [weight.grad for weight in net.parameters() if weight.grad is not None]
     assert all(torch.equal(one, other) for one, other in zip(plain, changed, strict=True))

@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from memexplore.knobs.choices import InPlace
-from memexplore.knobs.inplace.in_place import in_place
-from memexplore.knobs.inplace.legal import legal_sites
+from memexplore.run.knobs.inplace_sites.activations import Form
+from memexplore.run.knobs.inplace_sites.in_place import in_place
+from memexplore.run.knobs.inplace_sites.legal import legal_sites
 
 UNARY = {
     "relu": functional.relu,
@@ -95,8 +95,8 @@ def test_any_program_gives_the_same_loss_and_gradients_in_place(lines, recompute
     except RuntimeError:
         return  # the program itself overwrites what autograd needs
     sites = legal_sites(lambda: _run(program, x) and None, program)
-    for choice in (InPlace.ON, InPlace.OFF):
-        with in_place(program, choice, sites):
+    for form in (Form.IN_PLACE, Form.OUT_OF_PLACE):
+        with in_place(program, form, sites):
             changed, changed_gradient = _run(program, x)
         assert torch.equal(changed, loss)
         assert (gradient is None) == (changed_gradient is None)

@@ -12,11 +12,11 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
-from memexplore import knobs as package
-from memexplore.knobs.apply import apply
-from memexplore.knobs.inplace import legal
-from memexplore.knobs.knobs import Knobs
-from memexplore.knobs.scope import scopes
+from memexplore.run import knobs as package
+from memexplore.run.knobs.applying.apply import apply
+from memexplore.run.knobs.applying.scope import scopes
+from memexplore.run.knobs.inplace_sites import legal
+from memexplore.run.knobs.knobs import Knobs
 from tests.interrupts import traced
 from tests.small_nets import everything
 

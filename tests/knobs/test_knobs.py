@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import inspect
 import pickle
 import re
 from typing import Any
@@ -12,20 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memexplore.knobs.choices import (
-    CheckpointKind,
-    InPlace,
-    MemoryFormat,
-    Mode,
-    Offload,
-    Optimizer,
-    Precision,
-    Update,
-    ZeroGrad,
-)
-from memexplore.knobs.conflicts import conflicts
-from memexplore.knobs.knobs import Checkpoint, Knobs
+from memexplore.run.knobs.checkpoints.setting import Checkpoint, CheckpointKind
+from memexplore.run.knobs.knobs import KNOBS, Knobs, conflicts
+from memexplore.run.knobs.values import OneOf
 
+CHOICES = {name: knob.values.choices for name, knob in KNOBS.items() if isinstance(knob.values, OneOf)}
 names = st.lists(st.from_regex(r"[a-z_]{1,8}(\.[a-z0-9_]{1,5}){0,2}", fullmatch=True), min_size=1, max_size=3).map(
     tuple
 )
@@ -39,7 +30,7 @@ checkpoints = st.one_of(
 )
 knobs_ = st.builds(
     Knobs,
-    **{name: st.sampled_from(list(choices)) for name, choices in Knobs.CHOICES.items()},
+    **{name: st.sampled_from(list(choices)) for name, choices in CHOICES.items()},
     checkpoint=checkpoints,
     **{name: st.none() | numbers for name in ("batch", "accumulation", "input_size")},
     **{name: st.just(()) | names for name in ("frozen", "lora")},
@@ -57,7 +48,7 @@ def test_a_checkpoint_is_its_text(checkpoint: Checkpoint) -> None:
 
 @given(knobs_)
 def test_a_setting_survives_a_pickle_and_a_copy(knobs: Knobs) -> None:
-    for other in (pickle.loads(pickle.dumps(knobs)), dataclasses.replace(knobs)):
+    for other in (pickle.loads(pickle.dumps(knobs)), knobs.replace()):
         assert other == knobs
         assert hash(other) == hash(knobs)
 
@@ -78,8 +69,8 @@ def test_settings_that_differ_have_different_texts(one: Knobs, other: Knobs) -> 
 
 @given(st.data())
 def test_a_choice_equals_its_text(data: st.DataObject) -> None:
-    name = data.draw(st.sampled_from(sorted(Knobs.CHOICES)))
-    choice = data.draw(st.sampled_from(list(Knobs.CHOICES[name])))
+    name = data.draw(st.sampled_from(sorted(CHOICES)))
+    choice = data.draw(st.sampled_from(list(CHOICES[name])))
     assert Knobs(**{name: choice.value}) == Knobs(**{name: choice})
 
 
@@ -160,13 +151,7 @@ def test_conflicts(knobs: Knobs, count: int) -> None:
     assert len(conflicts(knobs)) == count
 
 
-def test_every_choice_has_its_default_first() -> None:
-    # The explorer lists them in this order.
-    kinds = (InPlace, Precision, Optimizer, Update, ZeroGrad, MemoryFormat, Offload, Mode, CheckpointKind)
-    assert {next(iter(kind)).value for kind in kinds} == {"as written"}
-
-
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Knobs)])
+@pytest.mark.parametrize("name", KNOBS)
 @pytest.mark.parametrize("value", [4, -1, 2.5, [1], {"a": [1]}, object(), b"x", True, [["x"]]])
 def test_value_of_a_wrong_type_is_a_value_error_that_names_the_field(name, value):
     try:
@@ -180,6 +165,25 @@ def test_value_of_a_wrong_type_is_a_value_error_that_names_the_field(name, value
 def test_rank_given_as_lora_is_sent_to_lora_rank():
     with pytest.raises(ValueError, match=r"lora=4 is not names of layers; write lora='encoder.0' .*lora_rank="):
         Knobs(lora=4)
+
+
+def test_an_unknown_knob_is_a_type_error_with_a_similar_one():
+    with pytest.raises(TypeError, match=r"no knob 'batchsize'; did you mean batch\?"):
+        Knobs(batchsize=4)
+
+
+def test_a_setting_cannot_be_changed():
+    knobs = Knobs(batch=4)
+    with pytest.raises(AttributeError, match=r"write knobs.replace\(batch=8\)"):
+        knobs.batch = 8
+    with pytest.raises(AttributeError):
+        del knobs.batch
+    assert knobs == Knobs(batch=4)
+
+
+def test_the_signature_and_dir_list_every_knob():
+    assert list(inspect.signature(Knobs).parameters) == list(KNOBS)
+    assert set(KNOBS) <= set(dir(Knobs()))
 
 
 def test_integers_of_numpy_are_integers():
@@ -198,12 +202,11 @@ def test_html_form_has_the_code_and_each_changed_knob_beside_what_is_written() -
     assert rows[0] == "knob|changed to|written"
     assert rows[1:3] == ["precision|bf16|as written", "batch|4|as written"]
     assert rows[3].startswith("frozen|a&lt;b|as written|")
-    # 23 fields, of which 3 are changed
-    assert "<summary>20 as written</summary>inplace, checkpoint, accumulation, " in page
+    assert f"<summary>{len(KNOBS) - 3} as written</summary>inplace, checkpoint, accumulation, " in page
 
 
 def test_html_form_of_a_step_as_written_has_no_table() -> None:
     page = Knobs()._repr_html_()
     assert "<code>Knobs()</code>" in page
     assert "<table" not in page
-    assert "23 as written" in page
+    assert f"{len(KNOBS)} as written" in page

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from memexplore.knobs.choices import Strategy
-from memexplore.knobs.conflicts import conflicts
-from memexplore.knobs.knobs import Knobs
-from memexplore.knobs.layouts import Layout, layout_of, strategy_of
+from memexplore.run.knobs.gpus import Layout, layout_of
+from memexplore.run.knobs.knobs import Knobs, conflicts
+from memexplore.run.knobs.strategy import Strategy, strategy_of
 
 
 @pytest.mark.parametrize(

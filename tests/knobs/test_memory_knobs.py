@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import memexplore as mx
-from memexplore.knobs.apply import apply
-from memexplore.knobs.forward import run_forward_inside
-from memexplore.knobs.knobs import Knobs
-from memexplore.knobs.undo import UndoLog, undone_after
+from memexplore.run.knobs.applying.apply import apply
+from memexplore.run.knobs.applying.forward import run_forward_inside
+from memexplore.run.knobs.applying.undo import UndoLog, undone_after
+from memexplore.run.knobs.knobs import Knobs
 from tests.small_nets import Deep, flat, gradients, images, step_of
 
 
@@ -36,7 +36,7 @@ def test_offload_on_a_cpu_moves_no_tensor() -> None:
     model = flat()
     with apply(Knobs(offload="saved tensors on the CPU"), model) as applied:
         assert "forward" not in model.__dict__
-    assert applied.note_texts == ("The model is on the CPU: no tensor had to be moved there.",)
+    assert applied.notes == ("The model is on the CPU: no tensor had to be moved there.",)
 
 
 def test_offload_keeps_saved_tensors_on_the_cpu() -> None:

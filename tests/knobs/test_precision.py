@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from memexplore.knobs.apply import apply
-from memexplore.knobs.knobs import Knobs
+from memexplore.run.knobs.applying.apply import apply
+from memexplore.run.knobs.knobs import Knobs
 from tests.small_nets import flat, gradients, images, step_of
 
 
@@ -30,7 +30,7 @@ def test_forward_runs_under_autocast(precision: str, dtype: torch.dtype) -> None
 
 def test_a_note_says_that_fp16_needs_a_grad_scaler() -> None:
     with apply(Knobs(precision="fp16"), flat()) as applied:
-        assert [note for note in applied.note_texts if 'GradScaler("cpu")' in note]
+        assert [note for note in applied.notes if 'GradScaler("cpu")' in note]
 
 
 def test_off_disables_every_autocast_in_forward() -> None:

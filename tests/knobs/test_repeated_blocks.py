@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from memexplore.knobs.checkpoints.blocks import blocks, covered_share, repeated
+from memexplore.run.knobs.checkpoints.blocks import blocks, covered_share, repeated
 from tests.family_models import DenseNet, Mixer
 from tests.models import MODELS, LeNet, LSTMTagger
 

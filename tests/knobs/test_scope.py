@@ -11,9 +11,9 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from memexplore.knobs import scope
-from memexplore.knobs.apply import apply
-from memexplore.knobs.knobs import Knobs
+from memexplore.run.knobs.applying import scope
+from memexplore.run.knobs.applying.apply import apply
+from memexplore.run.knobs.knobs import Knobs
 
 AUTOCAST = torch.amp.autocast_mode.autocast
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import memexplore as mx
-from memexplore.knobs.apply import apply
-from memexplore.knobs.knobs import Knobs
+from memexplore.run.knobs.applying.apply import apply
+from memexplore.run.knobs.knobs import Knobs
 from tests.small_nets import flat
 
 WORKSPACE = 8_519_680

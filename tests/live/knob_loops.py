@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import memexplore as mx
-from memexplore.knobs.apply import apply
 from memexplore.live.live import Live
+from memexplore.run.knobs.applying.apply import apply
 
 BATCH = {"cpu": 64, "cuda": 4096}
 """Samples by device: on the virtual GPU, activations are most of the memory."""

@@ -21,6 +21,7 @@ from memexplore.live import watch as watch_module
 from memexplore.live.unseen_requests import joined
 from memexplore.recorder import cuda
 from memexplore.recorder.allocator_history import since
+from memexplore.run import machine
 from memexplore.snapshot.history import tape_of
 from memexplore.snapshot.recorded import Recorded
 from memexplore.tape import Action, Category, Meta, Phase, Source, Tape
@@ -35,7 +36,7 @@ BATCHES = (8, 8, 64, 8, 8, 8)
 def real_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A virtual T4 that `watch` takes for a real GPU."""
     with mx.virtual("T4"):
-        for module in (watch_module, counters):
+        for module in (watch_module, counters, machine):
             monkeypatch.setattr(module, "active", lambda: None)
         # The mode of the virtual GPU runs the ops and passes none on to modes below it.
         monkeypatch.setattr(recording, "lowest_first", lambda mode: None)
@@ -65,7 +66,7 @@ def pair(monkeypatch: pytest.MonkeyPatch, batches: tuple[int, ...], **options: A
     """The steps of a loop on a virtual T4, and on the same one as a real GPU."""
     exact = watched("cuda", *batches, **options).steps()
     with mx.virtual("T4"):
-        for module in (watch_module, counters):
+        for module in (watch_module, counters, machine):
             monkeypatch.setattr(module, "active", lambda: None)
         monkeypatch.setattr(recording, "lowest_first", lambda mode: None)
         monkeypatch.setattr(cuda, "meta", lambda device, versions: Meta(Source.MEASURED, str(device)))

@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import memexplore as mx
-from memexplore.knobs.knobs import Knobs
 from memexplore.live.gradient_buckets import Buckets, buckets_of
 from memexplore.live.prediction import Prediction
+from memexplore.run.knobs.knobs import Knobs
 
 SECONDS = 200.0
 WIDTH, LAYERS = 1024, 4

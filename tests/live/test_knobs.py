@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import threading
 from collections.abc import Iterator
 
@@ -12,9 +11,10 @@ import torch
 from torch import nn
 
 import memexplore as mx
-from memexplore.knobs.knobs import Knobs
 from memexplore.live.live import State
+from memexplore.live.locks import switchable
 from memexplore.live.reasons import Facts, reason
+from memexplore.run.knobs.knobs import KNOBS, Knobs
 from tests.live.knob_loops import CHECKPOINT, Block, Trained, from_the_start, states, switched
 from tests.workspaces import CUBLASLT
 
@@ -163,8 +163,9 @@ def test_every_knob_is_locked_or_switched():
     with mx.watch(loop.model, loop.optimizer) as live:
         loop.step()
         locked = {name.split()[0] for name in live.locked()}
-    fields = {field.name for field in dataclasses.fields(Knobs)} - {"lora_rank"}
-    assert fields - locked == {"inplace", "checkpoint", "memory_format", "offload"}
+    fields = set(KNOBS) - {"lora_rank"}
+    # The loop asks for neither autocast nor micro-batches.
+    assert fields - locked == set(switchable()) - {"precision", "accumulation"}
 
 
 def test_a_fused_optimizer_keeps_the_memory_format():

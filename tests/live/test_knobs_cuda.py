@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 
 import memexplore as mx
-from memexplore import gpu_catalogue
-from memexplore.knobs.knobs import Knobs
+from memexplore.hardware import catalogue
 from memexplore.live import forecasts
 from memexplore.recorder import cuda
+from memexplore.run.knobs.knobs import Knobs
 from tests.live.knob_loops import CHECKPOINT, Trained, states
 from tests.live.test_cuda import real_gpu  # noqa: F401
 
@@ -19,7 +19,7 @@ from tests.live.test_cuda import real_gpu  # noqa: F401
 def device(real_gpu, monkeypatch: pytest.MonkeyPatch) -> str:  # noqa: F811
     """The virtual T4 as a real GPU, also for predictions."""
     monkeypatch.setattr(forecasts, "active", lambda: None)
-    monkeypatch.setattr(cuda, "catalogue_gpu", lambda device: dataclasses.replace(gpu_catalogue.find("T4")))
+    monkeypatch.setattr(cuda, "catalogue_gpu", lambda device: dataclasses.replace(catalogue.find("T4")))
     return "cuda"
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import memexplore as mx
-from memexplore.knobs.knobs import Knobs
+from memexplore.run.knobs.knobs import Knobs
 from tests.live.knob_loops import CHECKPOINT, Trained, states, switched
 from tests.live.test_watch_ended import lines_of_package, watch_state
 from tests.live.training import on
@@ -115,8 +115,8 @@ def test_an_error_while_a_setting_is_applied_undoes_it(monkeypatch):
     with mx.watch(loop.model, loop.optimizer) as live:
         live.knobs = CHECKPOINT
         loop.step()
-        monkeypatch.setattr("memexplore.knobs.apply._as_channels_last", broken)
-        monkeypatch.setattr("memexplore.knobs.apply.change_inputs", broken)
+        monkeypatch.setattr("memexplore.run.knobs.applying.apply._as_channels_last", broken)
+        monkeypatch.setattr("memexplore.run.knobs.applying.apply.change_inputs", broken)
         live.knobs = CHECKPOINT.replace(memory_format="channels last")
         loop.step()
         loop.step()

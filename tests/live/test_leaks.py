@@ -14,7 +14,7 @@ import torch
 import memexplore as mx
 from memexplore.live.holders import holders
 from memexplore.live.leaks import Leaks
-from memexplore.runs.rows import StepRow
+from memexplore.ranks.rows import StepRow
 from tests.live.training import Loop, on
 
 BOTH = pytest.mark.parametrize("device", ["cpu", "cuda"])

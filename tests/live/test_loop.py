@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import memexplore as mx
-from memexplore.knobs.knobs import Knobs
+from memexplore.run.knobs.knobs import Knobs
 from tests.live.knob_loops import Trained
 from tests.live.training import on
 

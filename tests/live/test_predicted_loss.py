@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import memexplore as mx
-from memexplore.knobs.knobs import Knobs
 from memexplore.live import step_copy
 from memexplore.live.prediction import Prediction
+from memexplore.run.knobs.knobs import Knobs
 from tests.live.test_prediction import SECONDS
 
 

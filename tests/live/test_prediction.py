@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ import torch
 from torch import nn
 
 import memexplore as mx
-from memexplore.knobs.knobs import Knobs
 from memexplore.live import prediction as module
 from memexplore.live.prediction import REPLACED, Prediction
+from memexplore.run.knobs.knobs import Knobs
 from tests.live.knob_loops import CHECKPOINT, WIDTH, Block, Trained, from_the_start
 from tests.live.training import on
 from tests.threads import has_ended
@@ -181,19 +182,20 @@ def test_a_newer_request_replaces_those_that_wait_and_one_process_serves_all():
         settings = [Knobs(checkpoint=f"every {number}") for number in (1, 2, 3, 4)]
         futures = [live.prediction(knobs) for knobs in settings]
         results = [future.result(SECONDS) for future in futures]
-        process = live._session._forecasts._predictor._process
+        workers = live._session._forecasts._predictor._workers
+        ((process, _),) = workers._processes
         assert results[-1].failed == ""
         assert {result.failed for result in results[1:-1]} <= {REPLACED, ""}
         assert REPLACED in {result.failed for result in results}
         live.predict(Knobs(), SECONDS)
-        assert live._session._forecasts._predictor._process is process
+        assert live._session._forecasts._predictor._workers is workers
     has_ended(process)
 
 
-def answer_nothing(connection: Any) -> None:
-    """Take requests without an end, in place of the process that predicts."""
-    while True:
-        connection.recv_bytes()
+def answer_nothing(packed: bytes, request: Any) -> Generator[Prediction, None, None]:
+    """Take a request and never answer it, in place of the process that predicts."""
+    time.sleep(10 * SECONDS)
+    yield Prediction(request.knobs)
 
 
 def test_a_process_that_is_busy_with_an_older_request_for_long_is_ended(monkeypatch):
@@ -202,17 +204,17 @@ def test_a_process_that_is_busy_with_an_older_request_for_long_is_ended(monkeypa
     with mx.watch(loop.model, loop.optimizer) as live:
         loop.step()
         with monkeypatch.context() as patched:
-            patched.setattr(module, "_serve", answer_nothing)
+            patched.setattr(module, "_answer", answer_nothing)
             first = live.prediction(CHECKPOINT)
         predictor = live._session._forecasts._predictor
         ends = time.monotonic() + SECONDS
         while predictor._running is None and time.monotonic() < ends:
             time.sleep(0.01)
-        process = predictor._process
+        busy = predictor._workers
         second = live.prediction(Knobs(checkpoint="sqrt"))
         assert first.result(SECONDS).failed == REPLACED
         assert second.result(SECONDS).failed == ""
-        assert predictor._process is not process
+        assert predictor._workers is not busy
 
 
 def test_no_process_runs_before_the_first_request():

@@ -7,7 +7,7 @@ import torch
 
 import memexplore as mx
 from memexplore.live.reasons import UNEXPLAINED, Facts, reason, rises
-from memexplore.runs import writer
+from memexplore.ranks import writer
 from tests.live.training import Loop, on, watched
 
 
@@ -79,8 +79,8 @@ def test_a_reason_that_was_found_later_is_in_the_folder_too(tmp_path, monkeypatc
             loop.step()
     assert kept.numel()
     assert "in step 2" in reasons(live)[2]
-    written = mx.load(tmp_path).query("SELECT step, rose_because FROM steps WHERE rose_because <> '' ORDER BY step")
-    assert dict(written.to_numpy().tolist()) == reasons(live)
+    written = mx.load(tmp_path).rows(0)
+    assert {row.step: row.rose_because for row in written if row.rose_because} == reasons(live)
 
 
 def test_a_rise_that_no_recorded_step_explains_says_so():

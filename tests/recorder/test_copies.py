@@ -206,7 +206,7 @@ def test_copies_of_copies_inherit_and_strangers_do_not() -> None:
 def test_renumbered_rows_keep_their_sources() -> None:
     blocks = Blocks([0, 1])
     blocks.computed(1, 0)
-    blocks.copies.renumber({0: 1, 1: 0, -1: -1})
+    blocks.copies.renumber({0: 1, 1: 0, -1: -1}.__getitem__)
     assert blocks.copies.inherited({1: Category.BUFFER}) == {0: (Category.BUFFER, 1)}
 
 

@@ -7,16 +7,20 @@ import threading
 import pytest
 import torch
 
-from memexplore import capture
 from memexplore.analysis.verdict import Verdict, verdict
 from memexplore.analysis.verdict_content import verdict_content
 from memexplore.recorder.endings import End, end_of
+from memexplore.recorder.recording import record
+from memexplore.run.machine import machine_of, virtual
+from memexplore.run.programs.step import Step
+from memexplore.run.run import run
+from memexplore.run.simulate import simulate
 from memexplore.tape import Ending
 
 
 def recorded(function, gpu="T4"):
-    with capture.virtual(gpu):
-        recording = capture.record()
+    with virtual(gpu):
+        recording = record()
         try:
             with recording as running:
                 function()
@@ -143,10 +147,8 @@ def test_thread_hook_is_restored():
 
 
 def test_step_that_does_not_fit_ends_out_of_memory():
-    from memexplore.steps import trial
-    from memexplore.steps.step import Step
-
-    tape = trial.run(Step(torch.nn.Linear(1024, 1024), torch.zeros(4, 1024), loss=torch.mean), gpu="8MiB").tape
+    step = Step(torch.nn.Linear(1024, 1024), torch.zeros(4, 1024), loss=torch.mean)
+    tape = run(step, machine=machine_of("8MiB")).tape
     assert tape.meta.ending is Ending.OUT_OF_MEMORY
 
 
@@ -192,7 +194,7 @@ def test_weights_that_wait_on_the_cpu_train_on_the_gpu():
 
 def test_simulate_warns_of_a_function_that_did_not_use_the_gpu():
     with pytest.warns(UserWarning, match="Nothing trained on the Tesla T4: Linear trained on the CPU"):
-        capture.simulate(lambda: train_on("cpu"), gpu="T4")
+        simulate(lambda: train_on("cpu"), gpu="T4")
 
 
 def test_error_of_simulate_has_notes_of_the_assumptions():
@@ -201,5 +203,5 @@ def test_error_of_simulate_has_notes_of_the_assumptions():
         raise ValueError(f"{size} is wrong")
 
     with pytest.raises(ValueError, match="is wrong") as caught:
-        capture.simulate(run, gpu="T4")
+        simulate(run, gpu="T4")
     assert any("assumed" in note and __file__ in note for note in getattr(caught.value, "__notes__", []))

@@ -10,7 +10,7 @@ import torch
 import memexplore as mx
 from memexplore.allocator.replay import replay
 from memexplore.figures.scale import scale
-from memexplore.gpu_catalogue import find
+from memexplore.hardware.catalogue import find
 from memexplore.live.counters import CudaCounters, VirtualCounters
 from memexplore.recorder import cuda
 from memexplore.virtual_gpu.device import active

@@ -200,7 +200,7 @@ def test_a_storage_at_the_c_address_of_a_freed_weight_has_no_layer():
         return recorder.names.table[number] if number >= 0 else ""
 
     recorder.preexisting(512, 64, None)
-    recorder.tag_model(layer)
+    recorder.tags.tag_model(layer)
     recorder.optimizer_begins(torch.optim.SGD([torch.zeros(1, requires_grad=True)]))
     assert layer_of_an_update() == "Linear"
     recorder.free(512, 64)

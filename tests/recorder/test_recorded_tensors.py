@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import memexplore as mx
 from memexplore.tape import Action, Category, Tape
-from memexplore.tensor_text import dtype_of, shape_of
+from memexplore.text.tensor_text import dtype_of, shape_of
 
 
 def texts(tape: Tape, *categories: Category) -> list[str]:

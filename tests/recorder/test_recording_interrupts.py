@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import memexplore as mx
-from memexplore.recorder import rows
+from memexplore.recorder import recorder
 from memexplore.tape import Action
 
 
@@ -27,7 +27,7 @@ def test_ctrl_c_while_a_dead_tensor_is_noted_is_raised_after_it(monkeypatch: pyt
                 signal.raise_signal(signals.pop())
             return dead
 
-    monkeypatch.setattr(rows, "deque", Interrupted)
+    monkeypatch.setattr(recorder, "deque", Interrupted)
     try:
         with pytest.raises(KeyboardInterrupt), mx.record(device="cpu") as recording:
             x = torch.ones(1000)

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 import memexplore as mx
-from memexplore import capture
 from memexplore.analysis.curves import category_bytes
 from memexplore.analysis.verdict import failed_request
+from memexplore.recorder.recording import record
+from memexplore.run.machine import virtual
 from memexplore.tape import Category, Tape
 
 MIB = 1 << 20
@@ -47,12 +48,12 @@ def test_the_states_of_an_update_that_runs_out_of_memory_are_optimizer_state(for
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_the_states_of_an_update_that_is_interrupted_are_optimizer_state(device):
     model = nn.Linear(1024, 1024, bias=False)
-    with capture.virtual("T4") if device == "cuda" else contextlib.nullcontext():
+    with virtual("T4") if device == "cuda" else contextlib.nullcontext():
         model.to(device)
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
         model.weight.grad = torch.zeros_like(model.weight)
         optimizer.register_step_post_hook(_interrupt)
-        with pytest.raises(KeyboardInterrupt), capture.record() as recording:
+        with pytest.raises(KeyboardInterrupt), record() as recording:
             optimizer.step()
     assert _states(recording.tape, len(recording.tape) - 1) == 4 * MIB
 

@@ -7,9 +7,10 @@
 - `runs`: one run of a script, with plain Python on the CPU or with `memexplore run`
 - `outputs`: compares the printed lines of the two runs; `outputs.json` keeps the lines of the CPU runs
 - `table`: the results, `results.json`, and the Markdown page
-- `test_scripts`: the tests; those of a script are skipped where one of its libraries is missing
+- `test_scripts`: the tests, which run 20 of the scripts: one for each way in which a program is special
 
 `python -m tests.scripts` runs all of them and writes the table.
 
-To add a script, put it into a folder and run `python -m tests.scripts FOLDER/NAME`.
+To add a script, put it into a folder and run `python -m tests.scripts FOLDER/NAME`. It joins the tests only if it is
+special in a way of which they have no example yet.
 """

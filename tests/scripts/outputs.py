@@ -15,7 +15,7 @@ from tests.scripts.script_list import Script
 
 FILE = Path(__file__).with_name("outputs.json")
 
-# `virtual` is what a run without the value prints; Trainer prints every number as a quoted text.
+# A run without the value prints `virtual`, with `%` and after `float` 1.0000; Trainer prints numbers as quoted texts.
 _FRACTION = re.compile(
     r"\s*[-+]?(\d+\.\d*(e[-+]?\d+)?|\d+e[-+]?\d+|\bnan\b|\binf\b|\bvirtual\b|(?<=['+-])\d+(?='))%?", re.IGNORECASE
 )

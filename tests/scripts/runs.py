@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests import programs
+from tests import python_programs
 from tests.scripts.script_list import ENVIRONMENT, Script
 
 _PROJECT = Path(__file__).parents[2]
@@ -47,7 +47,7 @@ def on_cpu(script: Script, timeout: float = 300) -> Run:
 
 def on_virtual_gpu(script: Script, gpu: str = "T4", values: str | None = None, timeout: float = 300) -> Run:
     """Run a script with `memexplore run`. `values` as in `--values`."""
-    command = programs.command("memexplore.cli", "run", script.path, "--gpu", gpu, "--json")
+    command = python_programs.command("memexplore.cli", "run", script.path, "--gpu", gpu, "--json")
     command += [] if values is None else ["--values", values]
     code, stdout, stderr, seconds = _run(command, script, timeout)
     try:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from memexplore.units import size_text
+from memexplore.text.units import size_text
 from tests.scripts.outputs import digest
 from tests.scripts.runs import Run
 from tests.scripts.script_list import RANKS, Script, scripts, version
@@ -72,14 +72,16 @@ _TOP = """# Scripts that run
 
 `python -m tests.scripts` runs the {count} scripts of `tests/scripts/` unmodified with `memexplore run SCRIPT --gpu
 {gpu}` and writes this page. They are ordinary scripts, most of them adapted from examples of the library that names
-their folder, with small models and generated data: nothing is downloaded. **{passed} of {count} run as on a CPU.**
+their folder, with small models and generated data: nothing is downloaded. The
+tests run 20 of them, one for each way in which a program is special. **{passed} of {count} run as on a CPU.**
 
 - **peaks**: predictions for one {gpu}. {ranks} run as rank 0 of the world size that their environment variables give.
 - **time** of the whole process with its imports, on a busy machine with two cores.
 - **notes**: the number of assumptions that were made where a value was needed and not known.
 - **lines** that the script prints on the virtual GPU, of those that it prints when plain Python runs it on the CPU:
   names, counts, sizes and lengths must be the same, in the same order. Numbers with a decimal point are left out,
-  because values that depend on random weights are not computed by default. A dash: the script is too large for a CPU,
+  because values that depend on random weights are not computed by default: they print as `virtual`, with `%` and
+  after `float(x)` as 1. A dash: the script is too large for a CPU,
   or one rank of several.
 
 Environment: Python {python}, torch {torch}, the extra `[test]` and `tests/scripts/requirements.txt`.

@@ -7,10 +7,11 @@ import functools
 import torch
 from torch import nn
 
-from memexplore.search.advice import Advice
-from memexplore.search.advise import advise
-from memexplore.steps.outcome import run_outcome
-from memexplore.steps.step import Step
+from memexplore.run.machine import machine_of
+from memexplore.run.programs.step import Step
+from memexplore.run.run import run
+from memexplore.run.search.advice import Advice
+from memexplore.run.search.advise import advise
 
 
 def block(width):
@@ -24,7 +25,7 @@ def step(batch=4096) -> Step:
 
 @functools.cache
 def need() -> int:
-    return run_outcome(step(), gpu="80GiB")[1].peak_reserved
+    return run(step(), machine=machine_of("80GiB")).outcome.peak_reserved
 
 
 @functools.cache

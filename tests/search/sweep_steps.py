@@ -7,7 +7,7 @@ from concurrent.futures import Executor, Future
 import torch
 from torch import nn
 
-from memexplore.steps.step import Step
+from memexplore.run.programs.step import Step
 
 MIB = 1024**2
 

@@ -10,18 +10,19 @@ import pytest
 import torch
 from torch import nn
 
-from memexplore import gpu_catalogue, targets
-from memexplore.codegen import lines
-from memexplore.knobs.knobs import Knobs
-from memexplore.search.advice import Advice, Option
-from memexplore.search.advise import advise
-from memexplore.search.results_table import bar
-from memexplore.search.setting_text import setting_text
-from memexplore.steps.out_of_memory import fits
-from memexplore.steps.outcome import run_outcome
-from memexplore.steps.step import Step
-from memexplore.steps.trial import run
-from memexplore.units import size_text
+from memexplore.hardware import catalogue
+from memexplore.run import machine
+from memexplore.run.code import lines
+from memexplore.run.knobs.knobs import Knobs
+from memexplore.run.machine import machine_of
+from memexplore.run.programs.out_of_memory import fits
+from memexplore.run.programs.step import Step
+from memexplore.run.run import run
+from memexplore.run.search.advice import Advice, Option
+from memexplore.run.search.advise import advise
+from memexplore.run.search.results_table import bar
+from memexplore.run.search.setting_text import setting_text
+from memexplore.text.units import size_text
 from tests.search.advise_steps import block, need, nowhere, roomy, step, tight
 
 GIB = 1024**3
@@ -66,8 +67,8 @@ def test_the_missing_bytes_are_those_that_the_gpu_lacks():
 
 def test_every_option_fits_in_a_run_of_its_own():
     for option in tight().options:
-        trial = run(step(), option.knobs, gpu=option.knobs.gpu or tight().gpu)
-        assert fits(trial.tape)
+        result = run(step(), option.knobs, machine_of(option.knobs.gpu or tight().gpu))
+        assert result.fits
 
 
 def test_the_largest_batch_of_every_option_fits_and_the_next_does_not():
@@ -76,7 +77,7 @@ def test_the_largest_batch_of_every_option_fits_and_the_next_does_not():
         assert option.largest.proven
         unit = option.knobs.accumulation or 1
         at = [option.knobs.replace(batch=option.largest.samples + more) for more in (0, unit)]
-        assert [fits(run(step(), setting, gpu=tight().gpu).tape) for setting in at] == [True, False]
+        assert [fits(run(step(), setting, machine_of(tight().gpu)).tape) for setting in at] == [True, False]
 
 
 def test_the_largest_batch_as_written_is_printed_where_the_step_does_not_fit():
@@ -107,7 +108,7 @@ def test_a_smaller_batch_is_an_option_that_changes_the_training():
 
 def test_a_larger_gpu_is_the_last_option_and_the_smallest_that_fits():
     last = tight().options[-1]
-    larger = [name for name in gpu_catalogue.gpus().index if gpu_catalogue.find(name).capacity > need() * 3 // 4]
+    larger = [name for name in catalogue.gpus().index if catalogue.find(name).capacity > need() * 3 // 4]
     assert last.knobs == Knobs(gpu=larger[0])
     assert last.outcome.fits
 
@@ -167,8 +168,8 @@ def test_progress_is_complete_only_at_the_end():
     advise(step(), f"{need() * 3 // 4}B", budget=7, progress=seen.append)
     assert all(one.done < one.total for one in seen[:-1])
     assert seen[-1].done == seen[-1].total
-    # Every run is reported, then the end.
-    assert [one.done for one in seen] == [*range(1, len(seen)), len(seen) - 1]
+    # Every run is reported once.
+    assert [one.done for one in seen] == [*range(1, len(seen) + 1)]
 
 
 # -- other trainings
@@ -177,7 +178,7 @@ def test_progress_is_complete_only_at_the_end():
 def test_a_smaller_input_and_frozen_blocks_change_the_training():
     blocks = nn.Sequential(*(block(64) for _ in range(4)))
     long = Step(blocks, torch.zeros(64, 256, 64), loss=torch.mean)
-    advice = advise(long, f"{run_outcome(long, gpu='80GiB')[1].peak_reserved * 3 // 4}B", progress=None)
+    advice = advise(long, f"{run(long, machine=machine_of('80GiB')).outcome.peak_reserved * 3 // 4}B", progress=None)
     # 3/4 and 1/2 of 256; the first half and the first three quarters of 4 blocks
     expected = {Knobs(input_size=192), Knobs(input_size=128), Knobs(frozen=("0", "1")), Knobs(frozen=("0", "1", "2"))}
     assert expected <= {outcome.knobs for outcome in advice.tried}
@@ -206,9 +207,9 @@ def test_a_step_that_fits_is_the_first_option():
 
 def test_advice_for_this_machine_keeps_the_limit_of_the_process(monkeypatch: pytest.MonkeyPatch):
     limit = 64 << 20
-    t4, found = gpu_catalogue.find("T4"), targets.gpu_of
-    here = dataclasses.replace(t4, limit=limit)
-    monkeypatch.setattr(targets, "gpu_of", lambda target: here if target == "cuda" else found(target))
+    here = dataclasses.replace(catalogue.find("T4"), limit=limit)
+    monkeypatch.setattr(machine, "real_device", lambda name, release=None: torch.device("cuda", 0))
+    monkeypatch.setattr(machine.cuda, "catalogue_gpu", lambda device: here)
     of = Step(nn.Linear(1024, 1024), torch.zeros(64, 1024), loss=torch.mean)
     advice = advise(of, "cuda", budget=1, progress=None)
     assert {one.capacity for one in advice.tried} == {limit}
@@ -248,8 +249,8 @@ def test_the_bytes_that_no_batch_can_save_are_printed_where_no_batch_fits():
 
 def test_the_bytes_missing_on_the_largest_gpu_are_printed_where_no_gpu_is_large_enough():
     # MI350X and MI355X have equal memory: either is the largest.
-    largest = gpu_catalogue.find(nowhere().too_small.gpu)
-    assert largest.capacity == gpu_catalogue.gpus()["capacity"].max()
+    largest = catalogue.find(nowhere().too_small.gpu)
+    assert largest.capacity == catalogue.gpus()["capacity"].max()
     # AdamW makes a temporary of the weight's size; batch and workspaces are small beside 5 * 64 GiB.
     missing = 320 * GIB - largest.capacity
     assert missing <= -nowhere().too_small.margin < missing * 1.01
@@ -300,7 +301,7 @@ def test_the_frame_has_a_row_per_option_in_bytes():
 def test_batch_norm_makes_micro_batches_another_training():
     normed = nn.Sequential(nn.Linear(256, 4096), nn.BatchNorm1d(4096), nn.GELU(), nn.Linear(4096, 1))
     many = Step(normed, torch.zeros(4096, 256), loss=torch.mean)
-    whole = run_outcome(many, gpu="80GiB")[1].peak_reserved
+    whole = run(many, machine=machine_of("80GiB")).outcome.peak_reserved
     advice = advise(many, f"{whole * 3 // 4}B", budget=40, progress=None)
     cut = [option for option in advice.options if option.knobs.accumulation]
     assert cut

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import pytest
 
-from memexplore import ipython_shell
-from memexplore.search.advice import Advice
-from memexplore.search.advise import advise
-from memexplore.steps.outcome import run_outcome
-from memexplore.units import size_text
+from memexplore.run.machine import machine_of
+from memexplore.run.run import run
+from memexplore.run.search.advice import Advice
+from memexplore.run.search.advise import advise
+from memexplore.text import ipython_shell
+from memexplore.text.units import size_text
 from tests.search.advise_steps import need, nowhere, step, tight
 
 # -- few bytes missing
@@ -19,11 +21,13 @@ from tests.search.advise_steps import need, nowhere, step, tight
 @functools.cache
 def nearly() -> Advice:
     """Advice for a GPU that lacks one per cent of the bytes that the step has allocated at its peak."""
-    return advise(step(), f"{run_outcome(step(), gpu='80GiB')[1].peak_allocated * 99 // 100}B", progress=None)
+    return advise(
+        step(), f"{run(step(), machine=machine_of('80GiB')).outcome.peak_allocated * 99 // 100}B", progress=None
+    )
 
 
 def test_the_few_bytes_that_are_missing_are_printed():
-    allocated = run_outcome(step(), gpu="80GiB")[1].peak_allocated
+    allocated = run(step(), machine=machine_of("80GiB")).outcome.peak_allocated
     missing = allocated - allocated * 99 // 100
     # 1 / 99 of the GPU's memory
     sentence = f"Its peak allocated is only {size_text(missing)} (1.0 %) more than the GPU has: small changes were run"
@@ -75,11 +79,11 @@ def test_an_interrupted_search_keeps_what_it_has_found():
 
 
 def test_an_interrupt_before_the_first_result_is_raised():
-    def interrupt(step, knobs, **arguments):
+    def interrupt(*_):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        advise(step(), "T4", progress=None, run_setting=interrupt)
+        advise(dataclasses.replace(step(), loss=interrupt), "T4", progress=None)
 
 
 # -- other trainings in words

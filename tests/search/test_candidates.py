@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from memexplore import gpu_catalogue
-from memexplore.search.candidates import (
+from memexplore.hardware import catalogue
+from memexplore.run.knobs.accumulation import micro_batch_counts
+from memexplore.run.knobs.frozen import blocks_to_freeze
+from memexplore.run.knobs.input_size import smaller_input_sizes
+from memexplore.run.programs.step import Step
+from memexplore.run.search.candidates import (
     MAX_BATCH,
     BatchResult,
     LargestBatch,
-    blocks_to_freeze,
     largest_batch,
-    micro_batch_counts,
     single_candidates,
-    smaller_input_sizes,
 )  # fmt: skip
-from memexplore.steps.step import Step
 
 
 def search(
@@ -142,7 +142,7 @@ def step(batch=12):
 
 def test_half_precision_is_the_one_the_gpu_has_units_for():
     settings = {
-        name: {str(one.knobs) for one in single_candidates(step(), gpu_catalogue.find(name))} for name in ("T4", "A100")
+        name: {str(one.knobs) for one in single_candidates(step(), catalogue.find(name))} for name in ("T4", "A100")
     }
     assert "precision fp16" in settings["T4"]
     assert "precision bf16" in settings["A100"]
@@ -151,7 +151,7 @@ def test_half_precision_is_the_one_the_gpu_has_units_for():
 
 def test_channels_last_is_tried_on_images_only():
     images = Step(nn.Conv2d(3, 4, 3), torch.zeros(2, 3, 8, 8), loss=torch.mean)
-    of_rows, of_images = (single_candidates(one, gpu_catalogue.find("T4")) for one in (step(), images))
+    of_rows, of_images = (single_candidates(one, catalogue.find("T4")) for one in (step(), images))
     assert "memory_format" not in {one.field for one in of_rows}
     assert "memory_format" in {one.field for one in of_images}
 
@@ -164,16 +164,9 @@ def test_micro_batches_divide_the_batch_and_at_least_double(batch):
 
 
 def test_smaller_input_sizes_are_multiples_of_the_common_divisor_with_32():
-    sizes = {
-        size: smaller_input_sizes(Step(nn.Conv2d(3, 4, 3), torch.zeros(2, 3, size, size), loss=torch.mean))
-        for size in (224, 256, 28, 33)
-    }
+    sizes = {size: smaller_input_sizes(size) for size in (224, 256, 28, 33)}
     # 224 = 7 * 32: 168 and 112 are nearest to 5 * 32 and, up from the middle, 4 * 32; 28 = 7 * 4; 33 has no power of 2
     assert sizes == {224: (160, 128), 256: (192, 128), 28: (20, 16), 33: (25, 17)}
-
-
-def test_a_batch_without_input_size_has_no_smaller_one():
-    assert smaller_input_sizes(step()) == ()
 
 
 def test_layers_before_the_blocks_are_frozen_with_them():

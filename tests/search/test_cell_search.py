@@ -10,12 +10,16 @@ import pytest
 import torch
 
 from memexplore.analysis import curves
-from memexplore.knobs.knobs import Knobs
-from memexplore.search import cell_copy
-from memexplore.search.advice import Advice
-from memexplore.search.cell_copy import CellCopy
-from memexplore.search.cell_search import advise_cell
-from memexplore.steps.out_of_memory import fits
+from memexplore.run.knobs.knobs import Knobs
+from memexplore.run.machine import machine_of
+from memexplore.run.programs.out_of_memory import fits
+from memexplore.run.run import Want, run
+from memexplore.run.search import cell_copy
+from memexplore.run.search.advice import Advice
+from memexplore.run.search.cell_copy import CellCopy
+from memexplore.run.search.cell_search import CellSearch
+from memexplore.run.search.runners import OneByOne
+from memexplore.run.search.searching import run_all
 
 MIB = 1 << 20
 # Two models of 4 blocks: 16 MiB of weights, as much of gradients, and the inputs of 8 blocks of 4 KiB a sample each.
@@ -40,7 +44,13 @@ def copy_of(code: str, **names: Any) -> CellCopy:
 
 
 def searched(cell: CellCopy, gpu: str) -> Advice:
-    return advise_cell(cell, gpu, progress=lambda progress: None, found=lambda advice: None)
+    machine = machine_of(gpu)
+    search = CellSearch(cell, machine)
+    for _ in run_all(search, OneByOne(cell, machine, Want.TAPE)):
+        pass
+    advice = search.advice()
+    assert advice is not None
+    return advice
 
 
 def test_every_setting_of_the_answer_fits_and_the_next_larger_batch_does_not() -> None:
@@ -54,10 +64,10 @@ def test_every_setting_of_the_answer_fits_and_the_next_larger_batch_does_not() -
     assert changes == sorted(changes)
     assert settings[-1].gpu is not None
     for knobs in settings:
-        assert fits(cell.run(knobs, "192MiB").tape), knobs
+        assert fits(run(cell, knobs, machine_of("192MiB")).tape), knobs
     ((name, largest),) = next(knobs.variables for knobs in settings if knobs.variables)
     assert name == "batch_size"
-    assert not fits(cell.run(Knobs(variables={name: largest + 1}), "192MiB").tape)
+    assert not fits(run(cell, Knobs(variables={name: largest + 1}), machine_of("192MiB")).tape)
 
 
 def test_the_code_of_a_smaller_batch_is_the_cell() -> None:
@@ -65,6 +75,19 @@ def test_the_code_of_a_smaller_batch_is_the_cell() -> None:
     assert option.code == CELL.strip("\n").replace("2000", str(option.knobs.variables[0][1]))
     assert "noisier" in option.training
     assert "the largest that fits" in str(option)
+
+
+def test_the_batch_of_a_data_loader_is_cut_and_made_smaller() -> None:
+    data = "data = torch.utils.data.TensorDataset(torch.randn(4000, 1024))\n"
+    loop = "for (x,) in torch.utils.data.DataLoader(data, batch_size=2000):"
+    code = CELL.replace("batch_size = 2000\n", data).replace("for epoch in range(4):\n    seen.append(epoch)", loop)
+    advice = searched(copy_of(code.replace('torch.randn(batch_size, 1024, device="cuda")', "x.cuda()")), "192MiB")
+    settings = [option.knobs for option in advice.options]
+    assert Knobs(accumulation=2) in settings
+    (largest,) = [option for option in advice.options if option.knobs.batch]
+    assert 1000 < largest.knobs.batch < 2000  # type: ignore[operator]
+    assert f"batch_size={largest.knobs.batch}" in largest.code
+    assert largest.training.startswith(f"A step of {largest.knobs.batch} samples has a noisier gradient")
 
 
 def test_a_cell_that_fits_is_run_once() -> None:
@@ -75,8 +98,8 @@ def test_a_cell_that_fits_is_run_once() -> None:
 
 def test_a_run_ends_some_updates_after_the_one_that_failed() -> None:
     cell = copy_of(CELL.replace("range(4)", "range(100)"), seen=[])
-    assert not fits(cell.run(Knobs(), "192MiB").tape)
-    assert int(cell.run(Knobs(), "T4").tape.step.max()) <= 2 + 4
+    assert not fits(cell.execute(Knobs(), machine_of("192MiB")).tape)
+    assert int(cell.execute(Knobs(), machine_of("T4")).tape.step.max()) <= 2 + 4
 
 
 @pytest.mark.parametrize("line", ["torch.zeros(8, device='cuda')", "pass"], ids=["gpu", "cpu"])
@@ -104,12 +127,12 @@ def _made_slowly() -> torch.Tensor:
 def test_names_that_take_too_long_to_copy_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cell_copy, "_SECONDS", 1.0)
     with pytest.raises(TimeoutError, match="for 1 s without an end"):
-        copy_of("pass", slow=_Slow()).run(Knobs(), "T4")
+        copy_of("pass", slow=_Slow()).execute(Knobs(), machine_of("T4"))
 
 
 def test_each_run_begins_with_a_new_copy() -> None:
     cell = copy_of("import torch\nx = torch.zeros(next(sizes), device='cuda')", sizes=iter([1 << 20, 1 << 22]))
-    assert {curves.peak(cell.run(Knobs(), "T4").tape)[0] for _ in range(2)} == {4 * MIB}
+    assert {curves.peak(cell.execute(Knobs(), machine_of("T4")).tape)[0] for _ in range(2)} == {4 * MIB}
 
 
 def test_the_error_of_the_cell_is_raised() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from memexplore.knobs.knobs import Knobs
-from memexplore.search.candidates import Candidate
-from memexplore.search.combinations import next_combinations, worth_combining
-from memexplore.search.estimates import SearchPoint
+from memexplore.run.knobs.knobs import Knobs
+from memexplore.run.search.candidates import Candidate
+from memexplore.run.search.combinations import next_combinations, worth_combining
+from memexplore.run.search.estimates import SearchPoint
 
 WRITTEN = Knobs()
 HALF, SQRT, EVERY = Knobs(precision="fp16"), Knobs(checkpoint="sqrt"), Knobs(checkpoint="every 1")

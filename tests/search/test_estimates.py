@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from memexplore.knobs.knobs import Knobs
-from memexplore.search.estimates import Need, SearchPoint, cannot_fit, combined, estimated, need_of
-from memexplore.steps.outcome import run_outcome, run_unlimited
-from memexplore.steps.step import Step
+from memexplore.run.knobs.knobs import Knobs
+from memexplore.run.machine import machine_of
+from memexplore.run.programs.step import Step
+from memexplore.run.run import Want, run
+from memexplore.run.search.estimates import Need, SearchPoint, cannot_fit, combined, estimated, need_of
 
 MIB = 1024**2
 
@@ -21,7 +22,7 @@ def step(optimizer=torch.optim.Adam) -> Step:
 
 
 def need(knobs: Knobs | None = None) -> Need:
-    return need_of(run_unlimited(step(), knobs, gpu="T4")[0].tape)
+    return need_of(run(step(), knobs, machine_of("T4"), want=Want.NUMBERS).tape)
 
 
 def test_weights_gradients_and_state_are_those_at_the_end_of_backward():
@@ -66,13 +67,13 @@ def test_no_setting_of_activations_needs_less_than_the_fixed_bytes(knobs):
     given = step()
     if knobs.input_size:
         given = Step(nn.Sequential(nn.Linear(64, 64), nn.GELU()), torch.zeros(64, 512, 64), loss=torch.mean)
-    fixed = need_of(run_unlimited(given, gpu="T4")[0].tape).fixed
-    assert run_outcome(given, knobs, gpu="T4")[1].peak_allocated >= fixed
+    fixed = need_of(run(given, machine=machine_of("T4"), want=Want.NUMBERS).tape).fixed
+    assert run(given, knobs, machine_of("T4")).outcome.peak_allocated >= fixed
 
 
 @pytest.mark.parametrize("update", ["fused", "per tensor"])
 def test_no_setting_of_the_update_needs_less_than_forward_and_backward(update):
-    assert run_outcome(step(), Knobs(update=update), gpu="T4")[1].peak_allocated >= need().peak
+    assert run(step(), Knobs(update=update), machine_of("T4")).outcome.peak_allocated >= need().peak
 
 
 def test_what_exceeds_the_capacity_whatever_a_knob_saves_cannot_fit():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 
-from memexplore.knobs.knobs import Knobs
-from memexplore.search.results_table import Line, bar, html_table, text_table
-from memexplore.search.sweep import Sweep, sweep
-from memexplore.units import in_unit, size_text
+from memexplore.run.knobs.knobs import Knobs
+from memexplore.run.search.results_table import Line, bar, html_table, text_table
+from memexplore.run.search.sweep import Sweep, sweep
+from memexplore.text.units import in_unit, size_text
 from tests.search.sweep_steps import MIB, step
 
 

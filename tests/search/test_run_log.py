@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 
 import torch
 from torch import nn
 
-from memexplore import gpu_catalogue
-from memexplore.knobs.knobs import Knobs
-from memexplore.search.executors import open_runner
-from memexplore.search.run_log import RunLog
-from memexplore.search.workers import Done, Failed, Result
-from memexplore.steps.step import Step
+from memexplore.hardware import catalogue
+from memexplore.run.knobs.knobs import Knobs
+from memexplore.run.programs.step import Step
+from memexplore.run.search.results import Failed
+from memexplore.run.search.run_log import RunLog
 
 ONE, TWO, THREE, FOUR = (Knobs(batch=count) for count in (1, 2, 3, 4))
 STEP = Step(nn.Linear(8, 8), torch.zeros(2, 8), loss=torch.mean)
-
-
-class FirstEndsLast:
-    """Runs settings whose first ends after all others, also after those that are added meanwhile."""
-
-    def __init__(self) -> None:
-        self.ended: list[Knobs] = []
-
-    def __call__(self, settings: deque[Knobs]) -> Iterator[Result]:
-        slow = settings.popleft()
-        while settings:
-            yield self._end(settings.popleft())
-        yield self._end(slow)
-        while settings:
-            yield self._end(settings.popleft())
-
-    def _end(self, knobs: Knobs) -> Failed:
-        self.ended.append(knobs)
-        return Failed(knobs, RuntimeError("not run"))
 
 
 def search(*settings: Knobs) -> Generator[list[Knobs], None, int]:
@@ -46,11 +25,17 @@ def search(*settings: Knobs) -> Generator[list[Knobs], None, int]:
 
 
 def run_beside(*searches: Generator[list[Knobs], None, int]) -> tuple[list[Knobs], list[int]]:
-    """The settings in the order in which their runs ended, and the answers."""
-    run_all = FirstEndsLast()
-    log = RunLog(run_all, STEP, gpu_catalogue.find("T4"), None)
-    answers = log.run_beside(searches)
-    return run_all.ended, answers
+    """The settings in the order in which their runs end, the first of them after all others, and the answers."""
+    steps = RunLog(STEP, catalogue.find("T4")).run_beside(searches)
+    ended: list[Knobs] = []
+    try:
+        slow, *running = next(steps)
+        while True:
+            knobs = running.pop(0) if running else slow
+            ended.append(knobs)
+            running += steps.send(Failed(knobs, RuntimeError("not run")))
+    except StopIteration as end:
+        return ended, end.value
 
 
 def test_a_search_goes_on_while_a_run_of_another_one_lasts():
@@ -65,13 +50,6 @@ def test_a_search_without_settings_runs_nothing():
     assert run_beside(search(), search()) == ([], [0, 0])
 
 
-def test_settings_added_during_a_run_are_run_too():
-    waiting = deque([ONE])
-    ended = []
-    with open_runner(STEP, gpu="T4", release=None, os="linux", executor=None, expected_runs=1) as run_all:
-        for result in run_all(waiting):
-            assert isinstance(result, Done)
-            ended.append(result.outcome.knobs)
-            if len(ended) == 1:
-                waiting.append(TWO)
-    assert ended == [ONE, TWO]
+def test_settings_that_are_the_same_on_a_base_are_run_once():
+    steps = RunLog(STEP, catalogue.find("T4"), base=TWO).run([Knobs(), TWO, FOUR])
+    assert next(steps) == [TWO, FOUR]

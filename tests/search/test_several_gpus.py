@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Iterable
 
 import pytest
 import torch
 from torch import nn
 
-from memexplore.knobs.knobs import Knobs
-from memexplore.search.advice import Advice
-from memexplore.search.advise import advise
-from memexplore.search.setting_text import setting_text
-from memexplore.steps.outcome import Outcome, run_unlimited
-from memexplore.steps.step import Step
-from memexplore.steps.trial import Trial
+from memexplore.run.knobs.knobs import Knobs
+from memexplore.run.machine import machine_of
+from memexplore.run.programs.step import Step
+from memexplore.run.run import Want
+from memexplore.run.search.advice import Advice
+from memexplore.run.search.advise import StepSearch, advise
+from memexplore.run.search.runners import OneByOne
+from memexplore.run.search.searching import run_all
+from memexplore.run.search.setting_text import setting_text
 
 PRICES = {"A10G": 1.5, "2xT4": 1.6, "4xT4": 2.0, "L40S": 3.0}
 
@@ -86,15 +88,20 @@ def test_a_gpu_with_the_kernels_of_one_on_which_the_step_needs_more_is_not_run()
     """The step needs more than 24 GiB on an L40S: an L4, which runs the same kernels, has 22 GiB."""
     ran: list[str | None] = []
 
-    def run_setting(step: Step, knobs: Knobs, **arguments: Any) -> tuple[Trial, Outcome]:
-        ran.append(knobs.gpu)
-        return run_unlimited(step, knobs, **arguments)
+    class Noting(OneByOne):
+        def submit(self, settings: Iterable[Knobs]) -> None:
+            super().submit(settings)
+            ran.extend(knobs.gpu for knobs in settings)
 
     blocks = (nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256)) for _ in range(6))
     wide = Step(nn.Sequential(*blocks), torch.zeros(1 << 20, 256), loss=torch.mean)
     prices = {"L4": 1.0, "A100 80GB": 4.0}
-    found = advise(wide, "24GiB", budget=1, progress=None, prices=prices, run_setting=run_setting)
-    assert found.rented is not None
-    assert found.rented.set.gpu == "A100 80GB"
+    search = StepSearch(wide, machine_of("24GiB"), budget=1, prices=prices)
+    for _ in run_all(search, Noting(wide, search.machine, Want.NUMBERS)):
+        pass
+    advice = search.advice()
+    assert advice is not None
+    assert advice.rented is not None
+    assert advice.rented.set.gpu == "A100 80GB"
     assert "L40S" in ran
     assert "L4" not in ran

@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from memexplore.knobs.knobs import Knobs
-from memexplore.search import executors, progress
-from memexplore.search.progress import Progress, estimate_seconds_left, shown_progress
-from memexplore.search.sweep import stream, sweep
-from memexplore.steps.outcome import extra_flops, run_outcome, slow_down
-from memexplore.steps.step import Step
-from memexplore.steps.trial import run
+from memexplore.run.knobs.knobs import Knobs
+from memexplore.run.machine import machine_of
+from memexplore.run.programs.outcome import extra_flops, slow_down
+from memexplore.run.programs.step import Step
+from memexplore.run.run import run
+from memexplore.run.search import progress, runners
+from memexplore.run.search.progress import Progress, estimate_seconds_left, shown_progress
+from memexplore.run.search.sweep import stream, sweep
 from memexplore.tape import Action
 from tests.search.sweep_steps import MIB, SameThread, same, step
 
@@ -99,7 +100,7 @@ def test_flops_and_time_are_compared_per_sample():
 def test_checkpointing_costs_another_forward():
     layers = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)))
     many = Step(layers, torch.zeros(32, 64), loss=torch.mean, optimizer=torch.optim.SGD)
-    written, again = run_outcome(many)[1], run_outcome(many, Knobs(checkpoint="every 1"))[1]
+    written, again = run(many).outcome, run(many, Knobs(checkpoint="every 1")).outcome
     # A layer is 1 product forward and 2 backward, the first has no gradient of its input: 4 + 4 + 3 = 11 products.
     # Each of the 4 blocks runs its product again, as GELU's backward reads its result.
     assert extra_flops(again, written) == pytest.approx(4 / 11)
@@ -205,10 +206,10 @@ def test_an_interrupt_keeps_the_settings_that_ran():
 
 def test_a_closed_stream_submits_nothing_more():
     executor = SameThread()
-    results = stream(step(), [Knobs(batch=size) for size in range(1, 200)], executor=executor)
+    results = stream(step(), [Knobs(batch=size) for size in range(1, 200)], machine_of(), executor)
     next(results)
     results.close()
-    assert len(executor.sent) == executors._WINDOW
+    assert len(executor.sent) == runners._SUBMITTED
 
 
 @pytest.mark.parametrize(
@@ -239,4 +240,4 @@ def test_error_of_a_setting_is_in_its_row():
 @pytest.mark.parametrize("executor", [None, SameThread()], ids=["here", "executor"])
 def test_every_run_has_the_operating_system_of_the_sweep(executor):
     done = sweep(step(), [Knobs(batch=2)], gpu="T4", os="wsl", executor=executor, progress=None)
-    assert {trial.tape.meta.os for trial in done.trials.values()} == {"wsl"}
+    assert {result.tape.meta.os for result in done.runs.values()} == {"wsl"}

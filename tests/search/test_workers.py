@@ -1,328 +1,120 @@
-"""Sweeps on executors and in own processes, and the steps that are packed for them."""
+"""Worker processes: how they start, answer and end."""
 
 from __future__ import annotations
 
-import concurrent.futures
-import multiprocessing
+import contextlib
 import os
 import pickle
 import signal
-import threading
+import subprocess
+import sys
 import time
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Generator
+from typing import Any, NamedTuple
 
 import pytest
-import torch
-from torch import nn
 
-from memexplore import virtual
-from memexplore.knobs.knobs import Knobs
-from memexplore.search import executors, workers
-from memexplore.search.sweep import stream, sweep
-from memexplore.search.workers import Done, Failed
-from memexplore.steps.step import Step
-from memexplore.tape import Category
-from tests.search.sweep_steps import SameThread, same, step
+from memexplore.run.search import workers
+from memexplore.run.search.packing import unpacked
+from memexplore.run.search.process_settings import process_settings
+from memexplore.run.search.workers import NICENESS, Workers
 
-# -- executors
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 
 
-def test_an_executor_of_threads_is_refused():
-    with ThreadPoolExecutor(1) as executor, pytest.raises(TypeError, match="process-wide"):
-        sweep(step(), [Knobs()], executor=executor, progress=None)
+class Answer(NamedTuple):
+    process: int
+    parent: int
+    niceness: int
+    program: Any
+    request: Any
 
 
-class Threads(Executor):
-    """Threads of another executor class than that of the standard library."""
-
-    def submit(self, function, /, *args, **kwargs):
-        future: Future = Future()
-
-        def work():
-            try:
-                future.set_result(function(*args, **kwargs))
-            except BaseException as error:
-                future.set_exception(error)
-
-        threading.Thread(target=work).start()
-        return future
+def answer(program: Any, request: Any) -> Generator[Answer, None, None]:
+    for number in range(2):
+        yield Answer(os.getpid(), os.getppid(), os.nice(0), unpacked(program), (request, number))
 
 
-def test_an_unknown_executor_of_threads_is_refused():
-    with pytest.raises(TypeError, match="threads of the calling process"):
-        sweep(step(), [Knobs()], executor=Threads(), progress=None)
+def started(count: int) -> Workers:
+    new = Workers(answer)
+    new.start(count)
+    new.give(pickle.dumps("program"), process_settings())
+    for worker in new.all:
+        worker.wait_until_ready()
+        worker.send("request")
+    return new
 
 
-@pytest.fixture(scope="module")
-def pool():
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
-        yield executor
+def test_a_request_has_any_number_of_answers() -> None:
+    with contextlib.closing(started(1)) as one:
+        (worker,) = one.all
+        first, second = worker.receive(), worker.receive()
+        assert (first.program, first.request, second.request) == ("program", ("request", 0), ("request", 1))
+        # It gives way to what started it, and is a process of its own.
+        assert first.niceness == min(os.nice(0) + NICENESS, 19)
+        assert first.parent == os.getpid()
 
 
-class Scaled(nn.Module):
-    """A layer inside of a local class, which another process cannot import."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(1024, 1024)
-        self.register_buffer("scale", torch.ones(1024))
-
-    def forward(self, x):
-        return self.linear(x) * self.scale
-
-
-def local_step():
-    class Local(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = Scaled()
-
-        def forward(self, x):
-            return self.inner(x).relu()
-
-    return Step(Local(), torch.zeros(8, 1024), loss=lambda output: output.mean(), optimizer=torch.optim.Adam)
+@ON_LINUX
+@pytest.mark.parametrize("name", ["T4", workers.CUDA])
+def test_workers_are_forks_of_one_process_where_no_gpu_is(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(workers, "default_name", lambda: name)
+    with contextlib.closing(started(2)) as two:
+        first, second = (worker.receive() for worker in two.all)
+    assert first.process != second.process
+    assert first.parent == second.parent
+    assert (first.parent == os.getpid()) == (name == workers.CUDA)
 
 
-def test_lambdas_and_local_models_give_equal_tapes_in_another_process(pool):
-    settings = [Knobs(), Knobs(batch=4), Knobs(precision="bf16")]
-    there, here = (
-        sweep(local_step(), settings, executor=pool, progress=None),
-        sweep(local_step(), settings, progress=None),
-    )
-    assert not there.errors
-    assert list(there) == settings
-    assert all(same(there[knobs], here[knobs]) for knobs in settings)
-    assert there.outcomes == here.outcomes
-
-
-def local_optimizer():
-    class Scheduled(torch.optim.Optimizer):
-        def __init__(self, parameters, lr=0.1, schedule=None):
-            super().__init__(parameters, {"lr": lr})
-            self.schedule, self.lock = schedule or [1.0], threading.Lock()
-            # Values that lead back to the optimizer
-            self.first, self.second, self.third = self.keep, self.keep, [self]
-
-        def keep(self):
-            return self.schedule
-
-        @torch.no_grad()
-        def step(self, closure=None):
-            for weight in self.param_groups[0]["params"]:
-                self.state[weight].setdefault("mean", torch.zeros_like(weight)).add_(weight.grad)
-
-    return Scheduled
-
-
-def test_an_optimizer_of_a_local_class_is_sent_while_a_virtual_gpu_is_on(pool):
-    model = nn.Linear(1024, 1024)
-    with virtual("T4"):
-        optimizer = local_optimizer()(model.parameters(), schedule=[0.5])
-        model(torch.zeros(8, 1024)).mean().backward()
-        optimizer.step()
-        sent = Step(model, torch.zeros(8, 1024), loss=torch.mean, optimizer=optimizer)
-        there = workers.unpack_step(workers.pack_step(sent)).optimizer
-        # Its attributes go too, but for those that cannot be pickled.
-        assert (there.schedule, hasattr(there, "lock"), type(there).step.hooked) == ([0.5], False, True)
-        assert (there.second(), there.third[0] is there) == ([0.5], True)
-        assert type(there).keep.__code__.co_filename == __file__
-    tape = sweep(sent, [Knobs()], executor=pool, progress=None)[Knobs()]
-    assert int(tape.size[tape.category == Category.OPTIMIZER_STATE].sum()) == 1024 * 1024 * 4 + 1024 * 4
-
-
-def test_a_function_that_builds_the_model_is_sent(pool):
-    width = 512
-    built = Step(lambda: nn.Linear(width, width), torch.zeros(8, 512), loss=torch.mean)
-    tape = sweep(built, [Knobs()], executor=pool, progress=None)[Knobs()]
-    # 512 * 512 weights and 512 biases of 4 bytes
-    assert int(tape.size[tape.category == Category.PARAMETER].sum()) == (512 * 512 + 512) * 4
-
-
-def test_global_settings_of_torch_are_sent(pool):
-    torch.set_default_dtype(torch.float64)
+def is_running(process: int) -> bool:
     try:
-        built = Step(lambda: nn.Linear(512, 512, bias=False), torch.zeros(8, 512), loss=torch.mean)
-        tape = sweep(built, [Knobs()], executor=pool, progress=None)[Knobs()]
-    finally:
-        torch.set_default_dtype(torch.float32)
-    # 8 bytes per weight
-    assert int(tape.size[tape.category == Category.PARAMETER].sum()) == 512 * 512 * 8
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
-class Odd(Exception):
-    """Can be pickled but not unpickled."""
-
-    def __init__(self, one, two):
-        super().__init__(one)
-
-
-def test_an_exception_that_cannot_be_unpickled_comes_back_as_text(pool):
-    def loss(output):
-        raise Odd("strange", "error")
-
-    broken = Step(nn.Linear(4, 4), torch.zeros(2, 4), loss=loss)
-    (error,) = sweep(broken, [Knobs()], executor=pool, progress=None).errors.values()
-    assert str(error) == "Odd: strange"
-
-
-def test_a_step_that_cannot_be_pickled_is_refused(pool):
-    lock = threading.Lock()
-    held = Step(nn.Linear(4, 4), torch.zeros(2, 4), loss=lambda output: output.mean() if lock else output.sum())
-    with pytest.raises(TypeError, match="cannot be sent to another process"):
-        sweep(held, [Knobs()], executor=pool, progress=None)
-
-
-# -- packed steps
-
-
-def test_weights_and_large_batches_are_sent_as_shapes():
-    model = nn.Linear(4096, 4096)
-    adam = torch.optim.Adam(model.parameters())
-    model(torch.zeros(1, 4096)).sum().backward()
-    adam.step()
-    packed = workers.pack_step(Step(model, torch.zeros(1024, 4096), loss=torch.mean, optimizer=adam))
-    # 64 MiB of weights, twice as much state and 16 MiB of batch are a few KiB of shapes.
-    assert len(packed) < 16 * 1024
-
-
-def test_unpacked_weights_have_the_shapes_strides_and_flags_of_the_packed():
-    model = nn.Conv2d(64, 64, 3).to(memory_format=torch.channels_last)
-    model.bias.requires_grad_(False)
-    model.weight.group = "slow"
-    sent = Step(model, torch.zeros(2, 64, 8, 8), loss=torch.mean)
-    unpacked = pickle.loads(workers.pack_step(sent)).model
-    for mine, its in zip(model.parameters(), unpacked.parameters(), strict=True):
-        assert (its.shape, its.stride(), its.dtype, its.requires_grad) == (
-            mine.shape, mine.stride(), mine.dtype, mine.requires_grad,
-        )  # fmt: skip
-    assert unpacked.weight.group == "slow"
-
-
-def test_tied_weights_stay_tied():
-    model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512))
-    model[1].weight = model[0].weight
-    unpacked = pickle.loads(workers.pack_step(Step(model, torch.zeros(2, 512), loss=torch.mean))).model
-    assert unpacked[1].weight is unpacked[0].weight
-
-
-def test_small_batches_keep_their_values():
-    lengths = torch.tensor([3, 1, 2])
-    sent = Step(nn.Linear(4, 4), (torch.zeros(3, 4), lengths), loss=lambda output, lengths: output.mean())
-    assert torch.equal(pickle.loads(workers.pack_step(sent)).batch[1], lengths)
-
-
-def test_packing_does_not_change_the_step():
-    sent = step()
-    before = [weight.clone() for weight in sent.model.parameters()]
-    workers.pack_step(sent)
-    assert all(torch.equal(one, other) for one, other in zip(before, sent.model.parameters(), strict=True))
-
-
-# -- own processes
-
-
-def in_processes(monkeypatch):
-    """Run all settings but the first two in processes."""
-    monkeypatch.setattr(executors, "_START", -1.0)
-    monkeypatch.setattr(workers, "processor_count", lambda: 2)
-
-
-def test_processes_are_started_where_they_save_time(monkeypatch):
-    in_processes(monkeypatch)
-    home = os.getpid()
-
-    def loss(output):
-        # An error names the process, as only the worker knows it.
-        if os.getpid() != home:
-            raise RuntimeError("elsewhere")
-        return output.mean()
-
-    there = Step(nn.Linear(64, 64), torch.zeros(2, 64), loss=loss)
-    found = sweep(there, [Knobs(batch=size) for size in range(3, 8)], progress=None)
-    # as written and batch 3 here, 4 to 7 elsewhere
-    assert (list(found), sorted(knobs.batch for knobs in found.errors)) == ([Knobs(batch=3)], [4, 5, 6, 7])
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_sweep_of_one_or_two_settings_starts_no_processes(monkeypatch, count):
-    in_processes(monkeypatch)
-    monkeypatch.setattr(executors, "Lanes", lambda *_: pytest.fail("processes were started"))
-    # With the step as written 2 and 3 runs: of the third nothing is saved elsewhere.
-    done = sweep(step(), [Knobs(batch=size) for size in range(2, 2 + count)], gpu="T4", progress=None)
-    assert len(done) == count
-
-
-def test_a_worker_that_dies_fails_one_setting(monkeypatch):
-    in_processes(monkeypatch)
-    home = os.getpid()
-
-    def loss(output):
-        if os.getpid() != home and output.shape[0] == 6:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return output.mean()
-
-    deadly = Step(nn.Linear(64, 64), torch.zeros(2, 64), loss=loss)
-    found = sweep(deadly, [Knobs(batch=size) for size in range(3, 9)], progress=None)
-    assert list(found.errors) == [Knobs(batch=6)]
-    assert "died" in str(found.errors[Knobs(batch=6)])
-    assert [knobs.batch for knobs in found] == [3, 4, 5, 7, 8]
-
-
-def test_no_process_is_left_behind(monkeypatch):
-    in_processes(monkeypatch)
-    before = {child.pid for child in multiprocessing.active_children()}
-    results = stream(step(), [Knobs(batch=size) for size in range(1, 30)])
-    for _ in range(4):
-        next(results)
-    results.close()
-    for _ in range(600):
-        if {child.pid for child in multiprocessing.active_children()} <= before:
-            break
+def have_ended(*processes: int) -> bool:
+    end = time.monotonic() + 60
+    while any(map(is_running, processes)) and time.monotonic() < end:
         time.sleep(0.1)
-    assert {child.pid for child in multiprocessing.active_children()} <= before
+    return not any(map(is_running, processes))
 
 
-def test_a_step_that_cannot_be_pickled_runs_in_this_process(monkeypatch):
-    in_processes(monkeypatch)
-    lock = threading.Lock()
-    held = Step(nn.Linear(4, 4), torch.zeros(2, 4), loss=lambda output: output.mean() if lock else output.sum())
-    found = sweep(held, [Knobs(batch=size) for size in range(1, 6)], progress=None)
-    assert len(found) == 5
+@ON_LINUX
+@pytest.mark.parametrize("end", ["close", "kill"])
+def test_forks_end_with_the_process_that_forked_them(end: str) -> None:
+    two = started(2)
+    first, second = (worker.receive() for worker in two.all)
+    if end == "kill":
+        os.kill(first.parent, signal.SIGKILL)
+    two.close()
+    two.close()
+    assert have_ended(first.process, second.process)
 
 
-def test_a_broken_executor_fails_each_setting():
-    class Broken(Executor):
-        def submit(self, function, /, *args, **kwargs):
-            raise concurrent.futures.BrokenExecutor("it broke")
-
-    found = sweep(step(), [Knobs(), Knobs(batch=2)], executor=Broken(), progress=None)
-    assert [str(error) for error in found.errors.values()] == ["it broke", "it broke"]
-
-
-def test_the_stream_yields_failures_as_values():
-    results = list(stream(step(), [Knobs(batch=4), Knobs(batch=3, accumulation=2)], executor=SameThread()))
-    assert [type(result) for result in results] == [Done, Failed]
+PARENT = """
+import time
+from tests.search.test_workers import started
+print(*(worker.receive().process for worker in started(2).all), flush=True)
+time.sleep(600)
+"""
 
 
-class OtherFlags(SameThread):
-    """Runs every task with other flags of cuDNN than those of the caller."""
+@ON_LINUX
+def test_workers_end_when_the_process_that_started_them_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        first, second = map(int, parent.stdout.readline().split())
+        parent.kill()
+    assert have_ended(first, second)
 
-    def submit(self, function, /, *args, **kwargs):
-        with torch.backends.cudnn.flags(enabled=False, benchmark=False, deterministic=True, allow_tf32=True):
-            return super().submit(function, *args, **kwargs)
 
-
-def test_flags_of_cudnn_are_sent_where_assignments_to_them_are_forbidden(monkeypatch):
-    # `torch.backends.disable_global_flags`, which the import of torch's test utilities calls, cannot be undone.
-    monkeypatch.setattr(torch.backends, "flags_frozen", lambda: True)
-
-    def loss(output):
-        cudnn = torch.backends.cudnn
-        assert (cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32) == (True, True, False, False)
-        return output.mean()
-
-    checked = Step(nn.Linear(64, 64), torch.zeros(2, 64), loss=loss)
-    with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=False):
-        found = sweep(checked, [Knobs()], executor=OtherFlags(), progress=None)
-    assert not found.errors
-    assert list(found) == [Knobs()]
+def test_a_worker_that_has_died_raises_where_it_is_used() -> None:
+    with contextlib.closing(started(1)) as one:
+        (worker,) = one.all
+        worker.receive()
+        os.kill(worker.receive().process, signal.SIGKILL)
+        with pytest.raises((EOFError, OSError)):
+            worker.receive()
+    assert not one.all

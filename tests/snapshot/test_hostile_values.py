@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from memexplore import report, snapshot
+from memexplore import snapshot
 from memexplore.analysis.growth import growth
+from memexplore.page import report
 from memexplore.tape import Action, Meta, Source, Tape
 from tests.fuzz import growing
 from tests.snapshot.snapshot_files import BASE, LINE, MIB, block, event, load_one, segment, small_snapshot, written

@@ -84,8 +84,8 @@ def test_a_tape_without_device_addresses_is_not_written(tmp_path: Path) -> None:
 
 def test_load_reads_tape_files_too(tmp_path: Path) -> None:
     tape = predicted()
-    tape.save(tmp_path / "tape.parquet")
-    assert snapshot.load(tmp_path / "tape.parquet")[1].equals(tape)
+    tape.save(tmp_path / "tape.tape")
+    assert snapshot.load(tmp_path / "tape.tape")[1].equals(tape)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import memexplore as mx
-from memexplore import doctor
+from memexplore.cli import doctor
 from memexplore.torch_internals import check, table
 
 

@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from memexplore import capture
+from memexplore.run.machine import virtual
 
 SAMPLES = 4
 _VALUES = "the shape of the result depends on values"
@@ -65,7 +65,7 @@ def failures(op: Any, samples: int = SAMPLES) -> Iterator[str]:
         except Exception:  # inputs that the CPU refuses say nothing about the virtual GPU
             continue
         try:
-            with capture.virtual("A100"):
+            with virtual("A100"):
                 found = _run(op, sample, "cuda")
         except Exception as error:
             yield f"{type(error).__name__}: {str(error)[:200]}"

@@ -2,7 +2,8 @@
 
 from unittest import mock
 
-from memexplore import capture
+from memexplore.recorder.recording import record
+from memexplore.run.machine import virtual
 from memexplore.tape import Action
 from memexplore.virtual_gpu.kernels import cuda_build
 
@@ -14,9 +15,9 @@ def use(build):
 
 def requests(function, gpu="A100", release="2.13"):
     """Return op and bytes of each request (frees negative) of the function that `function` makes on a virtual GPU."""
-    with capture.virtual(gpu, release=release):
+    with virtual(gpu, release=release):
         run = function()
-        with capture.record() as recording:
+        with record() as recording:
             result = run()
         del result
     tape = recording.tape

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import memexplore as mx
-from memexplore import capture
+from memexplore.recorder.recording import record
+from memexplore.run.machine import virtual
 from memexplore.tape import Action
 
 MIB = 1024**2
@@ -14,7 +15,7 @@ MIB = 1024**2
 
 @pytest.fixture
 def gpu():
-    with capture.virtual("A100", release="2.13") as device:
+    with virtual("A100", release="2.13") as device:
         yield device
 
 
@@ -67,7 +68,7 @@ def test_cast_weight_is_cached_until_the_outermost_context_exits(gpu):
 
 def test_weight_is_cast_once_in_a_context(gpu):
     layer, x = nn.Linear(1024, 1024, bias=False).cuda(), torch.ones(1, 1024, device="cuda")
-    with capture.record() as recording, torch.autocast("cuda", torch.bfloat16), torch.no_grad():
+    with record() as recording, torch.autocast("cuda", torch.bfloat16), torch.no_grad():
         layer(x)
         layer(x)
     tape = recording.tape
@@ -143,7 +144,7 @@ def requests_of_backward(inside, read):
     weight = nn.Parameter(torch.zeros(4096, 1024, device="cuda"))
     with torch.autocast("cuda", torch.bfloat16):
         loss = read(weight, torch.arange(64, device="cuda")).sum()
-    with capture.record() as recording, torch.autocast("cuda", torch.bfloat16, enabled=inside):
+    with record() as recording, torch.autocast("cuda", torch.bfloat16, enabled=inside):
         loss.backward()
     tape = recording.tape
     return tape.size[tape.action == Action.ALLOC].tolist()

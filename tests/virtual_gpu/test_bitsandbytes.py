@@ -18,7 +18,7 @@ from torch import nn
 import memexplore as mx
 from memexplore.virtual_gpu.kernels import bitsandbytes as rules
 from memexplore.virtual_gpu.kernels.plan import Constant, Output, Scratch
-from memexplore.virtual_gpu.tensors.value_loops import NotSimulated
+from memexplore.virtual_gpu.values.value_reads import NotSimulated
 
 PROGRAM = """
 import memexplore as mx

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import memexplore as mx
-from memexplore.virtual_gpu.tensors import known_values
+from memexplore.virtual_gpu.values import known_values
 
 
 def known(tensor: torch.Tensor) -> list[int] | None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from memexplore import capture
+from memexplore.run.machine import virtual
 
 EQUATIONS = [
     ("oi,...i->...o", (5, 7), (2, 3, 7)),
@@ -19,13 +19,13 @@ EQUATIONS = [
 @pytest.mark.parametrize("release", ["2.6", "2.11"])
 def test_einsum_gives_the_shape_of_its_equation(equation, first, second, release):
     expected = torch.einsum(equation, torch.ones(first), torch.ones(second)).shape
-    with capture.virtual("T4", release=release):
+    with virtual("T4", release=release):
         result = torch.einsum(equation, torch.ones(first, device="cuda"), torch.ones(second, device="cuda"))
         assert result.shape == expected
 
 
 def product(release: str) -> tuple[int, ...]:
-    with capture.virtual("T4", release=release):
+    with virtual("T4", release=release):
         weight, x = torch.ones(5, 7, device="cuda"), torch.ones(2, 3, 7, device="cuda")
         return torch.einsum("oi,...i->...o", weight, x).stride()
 
@@ -39,5 +39,5 @@ def test_until_torch_2_8_einsum_never_swaps_its_operands():
 def test_einsum_of_cpu_tensors_gives_values_while_a_virtual_gpu_is_on():
     weight, x = torch.randn(5, 7), torch.randn(2, 3, 7)
     expected = torch.einsum("oi,...i->...o", weight, x)
-    with capture.virtual("T4", release="2.6"):
+    with virtual("T4", release="2.6"):
         assert torch.equal(torch.einsum("oi,...i->...o", weight, x), expected)

@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from memexplore import capture
+from memexplore.recorder.recording import record
+from memexplore.run.machine import virtual
+from memexplore.run.simulate import simulate
 from memexplore.tape import Action, Category, Phase
 
 MIB = 1024**2
@@ -12,9 +14,9 @@ MIB = 1024**2
 
 def workspaces(layer: nn.Module, *shape: int, gpu: str = "A100", dtype: torch.dtype = torch.float32) -> list[int]:
     """Return the bytes of the workspaces of a forward pass."""
-    with capture.virtual(gpu):
+    with virtual(gpu):
         layer, x = layer.to("cuda", dtype), torch.ones(shape, device="cuda", dtype=dtype)
-        with capture.record() as recording:
+        with record() as recording:
             layer(x)
     tape = recording.tape
     return tape.size[(tape.action == Action.ALLOC) & (tape.category == Category.WORKSPACE)].tolist()
@@ -41,10 +43,10 @@ def test_a_convolution_runs_without_a_workspace_that_does_not_fit():
         layer = nn.Conv2d(16, 16, 3, padding=1).to("cuda", torch.float16)
         layer(torch.empty(1, 16, 1448, 1448, device="cuda", dtype=torch.float16))
 
-    tape = capture.simulate(run, gpu="200MiB", release="2.13")
+    tape = simulate(run, gpu="200MiB", release="2.13")
     assert not (tape.action == Action.OOM).any()
     assert tape.size[tape.category == Category.WORKSPACE].tolist() == []
-    tape = capture.simulate(run, gpu="400MiB", release="2.13")
+    tape = simulate(run, gpu="400MiB", release="2.13")
     assert (tape.size[tape.category == Category.WORKSPACE] > 120 * MIB).any()
 
 
@@ -56,11 +58,11 @@ def test_a_backward_runs_without_a_workspace_that_does_not_fit():
         result = layer(images)
         result.backward(torch.empty_like(result))
 
-    tape = capture.simulate(run, gpu="300MiB", release="2.13")
+    tape = simulate(run, gpu="300MiB", release="2.13")
     assert not (tape.action == Action.OOM).any()
     backward = tape.phase == Phase.BACKWARD
     assert tape.size[backward & (tape.category == Category.WORKSPACE)].tolist() == []
-    tape = capture.simulate(run, gpu="600MiB", release="2.13")
+    tape = simulate(run, gpu="600MiB", release="2.13")
     backward = tape.phase == Phase.BACKWARD
     assert (tape.size[backward & (tape.category == Category.WORKSPACE)] > 120 * MIB).any()
 
@@ -70,7 +72,7 @@ def test_settings_that_change_while_the_gpu_is_on_decide_the_next_convolution():
     weight, images = 16 * 16 * 5 * 5 * 4, 3 * 16 * 20 * 20 * 4
     layer, cudnn = nn.Conv2d(16, 16, 5, padding=2), torch.backends.cudnn
     before = cudnn.conv.fp32_precision
-    with capture.virtual("A100"), torch.no_grad():
+    with virtual("A100"), torch.no_grad():
         layer, x = layer.cuda(), torch.ones(3, 16, 20, 20, device="cuda")
 
         def workspace() -> int:

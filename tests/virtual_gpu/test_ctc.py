@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from memexplore import capture
+from memexplore.recorder.recording import record
+from memexplore.run.machine import virtual
 from memexplore.tape import Action, Category
 
 STEPS, BATCH, LABELS, LENGTH = 50, 4, 20, 10
@@ -16,10 +17,10 @@ FULL, TARGETS = [STEPS] * BATCH, [LENGTH] * BATCH
 
 def run(targets, inputs, outputs, **options):
     """Return op, bytes and category of each request of a loss and its gradient, and the notes of the tape."""
-    with capture.virtual("A100", release="2.13"):
+    with virtual("A100", release="2.13"):
         log_probs = torch.zeros(STEPS, BATCH, LABELS, device="cuda", requires_grad=True)
         given = [value() if callable(value) else value for value in (targets, inputs, outputs)]
-        with capture.record() as recording:
+        with record() as recording:
             functional.ctc_loss(log_probs, *given, **options).sum().backward()
         assert log_probs.grad.shape == log_probs.shape
     tape = recording.tape
@@ -89,7 +90,7 @@ def test_the_native_kernel_runs_if_cudnn_is_disabled():
 
 @pytest.mark.parametrize(("reduction", "size"), [("none", 4 * BATCH), ("sum", 4), ("mean", 4)])
 def test_each_reduction_has_its_shape(reduction, size):
-    with capture.virtual("A100"):
+    with virtual("A100"):
         log_probs = torch.zeros(STEPS, BATCH, LABELS, device="cuda")
         loss = functional.ctc_loss(log_probs, joined(torch.int32)(), FULL, TARGETS, reduction=reduction)
         assert loss.nbytes == size

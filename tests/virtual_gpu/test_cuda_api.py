@@ -21,7 +21,7 @@ from torch import nn
 
 import memexplore as mx
 from memexplore.virtual_gpu.device import turn_off
-from memexplore.virtual_gpu.tensors.value_loops import NotSimulated
+from memexplore.virtual_gpu.values.value_reads import NotSimulated
 
 
 @pytest.fixture(autouse=True)

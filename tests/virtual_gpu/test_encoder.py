@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from memexplore import capture
+from memexplore.recorder.recording import record
+from memexplore.run.machine import virtual
 from memexplore.tape import Action, Category
 
 BATCH, STEPS, WIDTH, HEADS, WIDE = 2, 16, 64, 4, 128
@@ -17,9 +18,9 @@ STATISTICS = BATCH * STEPS * 4
 
 def allocations(function, gpu="A100"):
     """Return op and bytes of each request except workspaces."""
-    with capture.virtual(gpu, release="2.13"):
+    with virtual(gpu, release="2.13"):
         run = function()
-        with capture.record() as recording:
+        with record() as recording:
             result = run()
         del result
     tape = recording.tape
@@ -110,7 +111,7 @@ def test_attention_that_returns_its_weights_is_unfused():
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_shapes_equal_those_of_the_cpu(norm_first, activation):
-    with capture.virtual("A100"), torch.no_grad():
+    with virtual("A100"), torch.no_grad():
         made, x = layer(norm_first=norm_first, activation=activation)
         assert made(x).shape == x.shape
         attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True).cuda().eval()
@@ -159,7 +160,7 @@ class Mine(torch.Tensor):
 
 def test_tensor_classes_of_the_user_leave_the_fast_path():
     before = torch.overrides.has_torch_function
-    with capture.virtual("A100"):
+    with virtual("A100"):
         mine = torch.ones(2).as_subclass(Mine)
         assert torch.overrides.has_torch_function((mine,))
         assert not torch.overrides.has_torch_function((torch.ones(2, device="cuda"), nn.Parameter(torch.ones(2))))
@@ -170,6 +171,6 @@ def test_a_cpu_layer_gives_the_same_values_while_a_virtual_gpu_is_on():
     made, x = layer("cpu")
     with torch.no_grad():
         without_gpu = made(x)
-        with capture.virtual("A100"):
+        with virtual("A100"):
             with_gpu = made(x)
     assert torch.equal(without_gpu, with_gpu)

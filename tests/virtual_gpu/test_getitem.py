@@ -5,17 +5,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memexplore import capture
+from memexplore.recorder.recording import record
+from memexplore.run.machine import virtual
 from memexplore.tape import Action
-from memexplore.virtual_gpu.patches import getitem
+from memexplore.virtual_gpu.patches import indexing
 
 
 def backward(release, index):
     """Bytes of each request of the backward pass of `x[index].sum()` for 3 x 4 x 5 numbers."""
-    with capture.virtual("A100", release=release):
+    with virtual("A100", release=release):
         x = torch.ones(3, 4, 5, device="cuda", requires_grad=True)
         loss = x[index].sum()
-        with capture.record() as recording:
+        with record() as recording:
             loss.backward()
     tape = recording.tape
     return tape.size[tape.action == Action.ALLOC].tolist()
@@ -49,12 +50,12 @@ entries = st.one_of(
 def test_values_equal_those_of_the_installed_release(before, after, dots):
     index = (*before, ..., *after) if dots else (*before, *after)
     x = torch.arange(3 * 3 * 3 * 3 * 3 * 3).reshape(3, 3, 3, 3, 3, 3)
-    assert torch.equal(getitem.getitem(x, index), x[index])
+    assert torch.equal(indexing.getitem(x, index), x[index])
 
 
 def test_masks_select_the_elements_of_the_installed_release():
     x = torch.arange(12).reshape(3, 4)
     mask = torch.tensor([True, False, True])
-    assert torch.equal(getitem.getitem(x, (mask, slice(None))), x[mask])
-    assert torch.equal(getitem.getitem(x, (x > 3, None)), x[x > 3, None])
-    assert torch.equal(getitem.getitem(x, (True, slice(None))), x[True, :])
+    assert torch.equal(indexing.getitem(x, (mask, slice(None))), x[mask])
+    assert torch.equal(indexing.getitem(x, (x > 3, None)), x[x > 3, None])
+    assert torch.equal(indexing.getitem(x, (True, slice(None))), x[True, :])

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from memexplore import capture, gpu_catalogue
 from memexplore.analysis import curves, summary
+from memexplore.hardware import catalogue
+from memexplore.run.simulate import simulate
 from memexplore.tape import Action, Meta, Source, Tape
 from memexplore.virtual_gpu import device
 from tests.gpu import golden
@@ -55,7 +56,7 @@ class RecordedPlacement:
 
 
 def predicted(name: str, gpu: str, torch: str | None = None) -> Tape:
-    return capture.simulate(SCENARIOS[name].function, gpu=gpu, release=torch, settings=SCENARIOS[name].allocator)
+    return simulate(SCENARIOS[name].function, gpu=gpu, release=torch, settings=SCENARIOS[name].allocator)
 
 
 def measured(run: dict, name: str) -> Tape:
@@ -211,10 +212,10 @@ def test_requests_and_curves_equal_the_recording(path, name, monkeypatch):
             assert curves.peak(predicted_tape, "reserved")[0] == scenario["peak_reserved"]
 
 
-@pytest.mark.parametrize(("path", "name"), RECORDED or [NONE])
-def test_the_catalogue_has_the_recorded_gpu(path, name):
+@pytest.mark.parametrize("path", FILES)
+def test_the_catalogue_has_the_recorded_gpu(path):
     run = golden.read(path)
-    gpu = gpu_catalogue.find(run["gpu"]["name"])
+    gpu = catalogue.find(run["gpu"]["name"])
     assert gpu.compute_capability == (run["gpu"]["major"], run["gpu"]["minor"])
     assert gpu.multiprocessors == run["gpu"]["multi_processor_count"]
 

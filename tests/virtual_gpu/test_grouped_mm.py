@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from memexplore import capture
+from memexplore.recorder.recording import record
+from memexplore.run.machine import virtual
 from memexplore.tape import Action, Category
 
 GROUPS, ROWS, INNER, COLUMNS = 4, 32, 16, 20
@@ -26,9 +27,9 @@ def multiply(form, device, dtype=torch.bfloat16):
 
 def requests(form="rows by groups", gpu="A100", release="2.13", dtype=torch.bfloat16):
     """Return bytes and category of each request of a product."""
-    with capture.virtual(gpu, release=release):
+    with virtual(gpu, release=release):
         first, second, ends = multiply(form, "cuda", dtype)
-        with capture.record() as recording:
+        with record() as recording:
             result = torch._grouped_mm(first, second, offs=ends)
         del result
     tape = recording.tape
@@ -41,11 +42,11 @@ def requests(form="rows by groups", gpu="A100", release="2.13", dtype=torch.bflo
 def test_result_has_the_shape_and_padding_of_torch_s_kernel(form, dtype):
     first, second, ends = multiply(form, "cpu", dtype)
     real = torch._grouped_mm(first, second, offs=ends)
-    with capture.virtual("A100"):
+    with virtual("A100"):
         first, second, ends = multiply(form, "cuda", dtype)
-        virtual = torch._grouped_mm(first, second, offs=ends)
-        assert (virtual.shape, virtual.stride(), virtual.dtype) == (real.shape, real.stride(), real.dtype)
-        assert virtual.untyped_storage().nbytes() == real.untyped_storage().nbytes()
+        result = torch._grouped_mm(first, second, offs=ends)
+        assert (result.shape, result.stride(), result.dtype) == (real.shape, real.stride(), real.dtype)
+        assert result.untyped_storage().nbytes() == real.untyped_storage().nbytes()
 
 
 WORKSPACE = 2 * 4 * 1024**2 + 8 * 16 * 1024
@@ -84,7 +85,7 @@ def _gradients(device, expanded):
 
 def test_gradients_are_grouped_products():
     real = _gradients("cpu", expanded=False)
-    with capture.virtual("A100"):
+    with virtual("A100"):
         assert _gradients("cuda", expanded=False) == real
 
 
@@ -92,7 +93,7 @@ def test_an_expanded_gradient_raises_the_error_of_torch():
     # The gradient of a sum has strides (0, 0): check_valid_strides_and_return_transposed
     with pytest.raises(RuntimeError, match="Invalid strides/sizes"):
         _gradients("cpu", expanded=True)
-    with capture.virtual("A100"), pytest.raises(RuntimeError, match="Invalid strides/sizes"):
+    with virtual("A100"), pytest.raises(RuntimeError, match="Invalid strides/sizes"):
         _gradients("cuda", expanded=True)
 
 
@@ -104,7 +105,7 @@ def test_an_expanded_gradient_raises_the_error_of_torch():
     ],
 )
 def test_arguments_that_cuda_refuses_raise_its_error(first, second, message):
-    with capture.virtual("A100"):
+    with virtual("A100"):
         ends = torch.ones(2, dtype=torch.int32, device="cuda")
         matrices = (torch.ones(shape, device="cuda") for shape in (first, second))
         with pytest.raises(RuntimeError, match=message):
@@ -112,7 +113,7 @@ def test_arguments_that_cuda_refuses_raise_its_error(first, second, message):
 
 
 def test_different_dtypes_raise_an_error():
-    with capture.virtual("A100"):
+    with virtual("A100"):
         ends = torch.ones(2, dtype=torch.int32, device="cuda")
         rows, experts = torch.ones(8, 16, device="cuda"), torch.ones(2, 16, 8, device="cuda", dtype=torch.float16)
         with pytest.raises(RuntimeError, match="same dtype"):

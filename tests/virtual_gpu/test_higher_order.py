@@ -10,7 +10,7 @@ import torch
 from torch._higher_order_ops import map, scan, while_loop
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from memexplore import capture
+from memexplore.recorder.recording import record
 from memexplore.tape import Action
 from tests.small import on_a_t4
 
@@ -32,7 +32,7 @@ def causal() -> BlockMask:
 
 
 def sizes(function: Callable[[], Any]) -> list[int]:
-    with capture.record() as recording:
+    with record() as recording:
         result = function()
     del result
     tape = recording.tape

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from memexplore.virtual_gpu.kernels import rnn
+from memexplore.virtual_gpu.kernels import recurrent
 from memexplore.virtual_gpu.kernels.hopper_convolutions import Convolution, Pass, Precision, workspace
 
 MEASURED = json.loads(gzip.decompress((pathlib.Path(__file__).parents[1] / "data" / "h100_cudnn.json.gz").read_bytes()))
 PRECISIONS = {"tf32": Precision.TF32, "fp32": Precision.FP32, "fp16": Precision.FP16, "bf16": Precision.BF16}
 DTYPES = {"tf32": torch.float32, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-MODES = {"RNN": rnn.TANH, "LSTM": rnn.LSTM, "GRU": rnn.GRU}
+MODES = {"RNN": recurrent.TANH, "LSTM": recurrent.LSTM, "GRU": recurrent.GRU}
 
 
 def convolution(row: list[Any]) -> Convolution:
@@ -86,11 +86,11 @@ def test_an_empty_batch_has_no_workspace() -> None:
             assert workspace(Convolution(*shapes, 1, precision, channels_last=False), of) == 0
 
 
-def sizes(row: list[Any]) -> rnn.Sizes:
+def sizes(row: list[Any]) -> recurrent.Sizes:
     mode, hidden, inputs, layers, both, batch, length, precision, dropout = row[:9]
     source = torch.empty(batch, length, inputs, dtype=DTYPES[precision], device="meta")
     arguments = (source, None, None, None, None, None, MODES[mode], hidden, 0, layers)
-    return rnn.Sizes((*arguments, True, dropout, True, both, [], None))
+    return recurrent.Sizes((*arguments, True, dropout, True, both, [], None))
 
 
 def test_reserve_spaces_of_recurrent_layers_are_the_measured_ones() -> None:

@@ -2,16 +2,17 @@
 
 import torch
 
-from memexplore import capture
+from memexplore.recorder.recording import record
+from memexplore.run.machine import virtual
 from memexplore.tape import Action
 
 
 def requests(work, release: str = "2.11") -> list[int]:
     """Return the bytes of each request (frees negative) of `work` on values of (512, 1000) and 512 indices."""
-    with capture.virtual("T4", release=release):
+    with virtual("T4", release=release):
         values = torch.randn(512, 1000, device="cuda", requires_grad=True)
         columns = torch.randint(0, 1000, (512,), device="cuda")
-        with capture.record() as recording:
+        with record() as recording:
             work(values, columns)
     tape = recording.tape
     rows = (tape.action == Action.ALLOC) | (tape.action == Action.FREE_REQUESTED)

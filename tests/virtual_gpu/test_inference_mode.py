@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import memexplore as mx
-from memexplore.virtual_gpu.value_setting import Values
+from memexplore.virtual_gpu.values.setting import Values
 
 
 def made_in_inference_mode(device: str) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ import torch
 
 import memexplore as mx
 from memexplore.allocator import Settings
-from memexplore.gpu_catalogue import find
+from memexplore.hardware.catalogue import find
 from memexplore.virtual_gpu import device as virtual_device
 from memexplore.virtual_gpu.device import VirtualGpu
 from memexplore.virtual_gpu.patches import install

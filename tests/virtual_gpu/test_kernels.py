@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from memexplore import capture
+from memexplore.recorder.recording import record
+from memexplore.run.machine import virtual
 from memexplore.tape import Action, Category
 from memexplore.virtual_gpu.dispatch import autograd_engine
 from memexplore.virtual_gpu.kernels import reductions
@@ -117,9 +118,9 @@ def test_inference_mode_decomposes_composite_ops():
 
 
 def test_lstm_is_one_cudnn_op_with_a_reserve_space_and_a_workspace_that_is_noted_as_an_estimate():
-    with capture.virtual("A100"):
+    with virtual("A100"):
         layer, x = nn.LSTM(8, 16).cuda(), torch.ones(10, 4, 8, device="cuda")
-        with capture.record() as recording:
+        with record() as recording:
             layer(x)
     tape = recording.tape
     rows = [row for row in range(len(tape)) if tape.action[row] == Action.ALLOC]
@@ -130,7 +131,7 @@ def test_lstm_is_one_cudnn_op_with_a_reserve_space_and_a_workspace_that_is_noted
 
 
 def test_moving_an_lstm_puts_its_weights_into_one_buffer():
-    with capture.virtual("A100"):
+    with virtual("A100"):
         layer = nn.LSTM(8, 16).cuda()
         # 4 gates of 16 units: inputs 8, states 16, two biases; floats, rounded to 512 bytes
         assert torch.cuda.memory_allocated() == 4 * 16 * (8 + 16 + 2) * 4
@@ -324,9 +325,9 @@ def test_clipping_computes_all_norms_at_once():
 
 
 def test_a_convolution_workspace_has_category_workspace_and_is_noted_as_an_estimate():
-    with capture.virtual("T4"):
+    with virtual("T4"):
         layer, x = nn.Conv2d(16, 32, 3).cuda(), torch.ones(2, 16, 64, 64, device="cuda")
-        with capture.record() as recording:
+        with record() as recording:
             layer(x)
     tape = recording.tape
     workspaces = tape.size[(tape.action == Action.ALLOC) & (tape.category == Category.WORKSPACE)]

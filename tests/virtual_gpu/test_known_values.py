@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import memexplore as mx
 from memexplore.virtual_gpu.dispatch import value_lane
-from memexplore.virtual_gpu.tensors import known_values, values
+from memexplore.virtual_gpu.values import known_values, notes
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def device() -> Iterator[str]:
 )
 def test_a_value_of_the_program_is_exact(device: str, function: Callable[[], object], expected: object) -> None:
     assert function() == expected
-    assert not any("assumed" in note for note in values.assumptions)
+    assert not any("assumed" in note for note in notes.notes_of_run())
 
 
 def test_a_tensor_of_known_values_prints_as_on_a_real_gpu(device: str) -> None:
@@ -159,7 +159,7 @@ def test_unknown_values_are_an_array_of_ones_that_prints_as_virtual(device: str)
     assert (np.asarray(array) == 1).all()
     assert str(array) == "virtual(shape=(1000, 1000), dtype=float32)"
     assert (str(array.mean()), float(array.mean())) == ("virtual", 1.0)
-    assert any("unknown values count as 1 in a numpy array" in note for note in values.assumptions)
+    assert any("unknown values count as 1 in a numpy array" in note for note in notes.notes_of_run())
 
 
 def test_tensors_made_inside_inference_mode_keep_their_values(device: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from memexplore import capture
+from memexplore.recorder.recording import record
+from memexplore.run.machine import virtual
 from memexplore.tape import Action
 from memexplore.virtual_gpu.kernels import table
 
@@ -14,9 +15,9 @@ def test_a_rule_is_found_by_the_name_of_an_op(monkeypatch: pytest.MonkeyPatch) -
     library = torch.library.Library("memexplore_test", "DEF")
     library.define("nms(Tensor boxes, Tensor scores, float threshold) -> Tensor")
     monkeypatch.setitem(table.TABLE, "memexplore_test.nms.default", table.TABLE["torchvision.nms.default"])
-    with capture.virtual("T4"):
+    with virtual("T4"):
         boxes, scores = torch.rand(1000, 4, device="cuda"), torch.rand(1000, device="cuda")
-        with capture.record() as recording:
+        with record() as recording:
             kept = torch.ops.memexplore_test.nms(boxes, scores, 0.5)
         assert boxes[kept].shape == (1000, 4)
     tape = recording.tape
@@ -27,7 +28,7 @@ def test_a_rule_is_found_by_the_name_of_an_op(monkeypatch: pytest.MonkeyPatch) -
 
 def test_detection_ops_of_torchvision_run() -> None:
     ops = pytest.importorskip("torchvision.ops")
-    with capture.virtual("T4"):
+    with virtual("T4"):
         boxes, scores = torch.rand(10, 4, device="cuda"), torch.rand(10, device="cuda")
         assert ops.nms(boxes, scores, 0.5).shape == (10,)
         images = torch.randn(1, 4, 16, 16, device="cuda", requires_grad=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from memexplore import capture
+from memexplore.run.simulate import simulate
 from memexplore.tape import Action
 from tests.gpu import op_requests
 
@@ -69,7 +69,7 @@ def test_ops_request_what_was_measured():
     measured = op_requests.read(op_requests.FILE)
     chosen = {part.rpartition("|")[0].split(" [")[0] for part in measured}
     marks = op_requests.Marks()
-    tape = capture.simulate(lambda: op_requests.run(marks, chosen.__contains__), gpu="H100", release="2.11")
+    tape = simulate(lambda: op_requests.run(marks, chosen.__contains__), gpu="H100", release="2.11")
     predicted = marks.parts(tape.size[tape.action == Action.ALLOC].tolist())
     compared = [part for part in measured if part in predicted]
     different = {part: (measured[part], predicted[part]) for part in compared if predicted[part] != measured[part]}

@@ -102,7 +102,7 @@ def test_embedding_bags_train() -> None:
 
 
 def test_a_compiled_model_runs_eagerly_with_a_note_on_the_tape() -> None:
-    from memexplore.virtual_gpu.tensors import values
+    from memexplore.virtual_gpu.values import notes
 
     model = network().cuda()
     compiled = torch.compile(model, mode="max-autotune")
@@ -111,7 +111,7 @@ def test_a_compiled_model_runs_eagerly_with_a_note_on_the_tape() -> None:
     assert list(compiled.state_dict())[0] == "_orig_mod.0.weight"
     model.compile()
     backward(model)
-    assert any("torch.compile runs the eager code" in note for note in values.assumptions)
+    assert any("torch.compile runs the eager code" in note for note in notes.notes_of_run())
 
 
 def test_a_compiled_function_runs_eagerly() -> None:

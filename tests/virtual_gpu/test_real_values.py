@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import memexplore as mx
 from memexplore.virtual_gpu.dispatch import cpu_ops
-from memexplore.virtual_gpu.tensors import known_values, values
+from memexplore.virtual_gpu.values import known_values, notes
 
 
 class _Tokens(nn.Module):
@@ -177,4 +177,4 @@ def test_an_op_that_the_cpu_lacks_is_noted(monkeypatch: pytest.MonkeyPatch) -> N
     with mx.virtual("T4", values="real"):
         result = torch.ones(3, device="cuda").relu()
         assert not known_values.is_known(result)
-        assert any("aten.relu.default on, values are not computed" in note for note in values.assumptions)
+        assert any("aten.relu.default on, values are not computed" in note for note in notes.notes_of_run())

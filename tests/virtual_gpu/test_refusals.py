@@ -10,7 +10,7 @@ import torch
 import torch.utils.dlpack
 
 from memexplore.torch_internals.dispatch import FakeTensorMode
-from memexplore.virtual_gpu.tensors.values import NotSimulated
+from memexplore.virtual_gpu.values.value_reads import NotSimulated
 from tests.small import on_a_t4
 
 

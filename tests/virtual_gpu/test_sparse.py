@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from memexplore import capture
+from memexplore.recorder.recording import record
 from memexplore.tape import Action
-from memexplore.virtual_gpu.tensors.values import NotSimulated
+from memexplore.virtual_gpu.values.value_reads import NotSimulated
 from tests.small import allocated, on_a_t4
 
 ROWS, WIDTH, TAKEN = 100_000, 64, 512
@@ -63,7 +63,7 @@ def test_sparse_adam_has_two_dense_states_and_makes_no_dense_temporary() -> None
     optimizer = torch.optim.SparseAdam(table.parameters())
     table(torch.arange(TAKEN, device="cuda")).sum().backward()
     optimizer.step()
-    with capture.record() as recording:
+    with record() as recording:
         optimizer.step()
     tape = recording.tape
     assert max(tape.size[tape.action == Action.ALLOC].tolist()) == VALUES
@@ -73,7 +73,7 @@ def test_coalescing_copies_indices_and_values_and_is_noted() -> None:
     unknown = torch.empty(1, TAKEN, dtype=torch.int64, device="cuda")
     gradient = torch.sparse_coo_tensor(unknown, torch.ones(TAKEN, WIDTH, device="cuda"), (ROWS, WIDTH))
     before = allocated()
-    with capture.record() as recording:
+    with record() as recording:
         coalesced = gradient.coalesce()
     assert allocated() - before == INDICES + VALUES
     assert (coalesced.is_coalesced(), coalesced.indices().shape, coalesced.values().shape) == (

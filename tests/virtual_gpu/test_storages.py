@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from memexplore import capture
+from memexplore.recorder.recording import record
 from memexplore.tape import Action, Category, Tape
 from tests.small import allocated, on_a_t4
 
@@ -130,7 +130,7 @@ def test_a_parameter_that_was_freed_and_allocated_again_is_a_parameter() -> None
         model.weight.untyped_storage().resize_(0)
         model.weight.untyped_storage().resize_(4_000_000)
 
-    with torch.no_grad(), capture.record() as recording, torch.enable_grad():
+    with torch.no_grad(), record() as recording, torch.enable_grad():
         train()
     assert rows(recording.tape, 4_000_000) == [
         (Action.ALLOC, Category.PARAMETER),

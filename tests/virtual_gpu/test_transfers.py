@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from memexplore import capture
+from memexplore.recorder.recording import record
+from memexplore.run.machine import virtual
 from memexplore.tape import Action
 
 COUNT = 600
@@ -11,9 +12,9 @@ COUNT = 600
 
 def sizes_of(function):
     """Return the bytes of each request of `function` on two tensors of 20 x 30 numbers, one on each device."""
-    with capture.virtual("A100"):
+    with virtual("A100"):
         host, device = torch.zeros(20, 30), torch.zeros(20, 30, device="cuda")
-        with capture.record() as recording:
+        with record() as recording:
             function(host, device)
     tape = recording.tape
     return tape.size[tape.action == Action.ALLOC].tolist()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from memexplore.virtual_gpu.tensors import known_values
+from memexplore.virtual_gpu.values import known_values
 from tests.small import allocated, on_a_t4
 
 # Triton comes with the CUDA builds of torch.

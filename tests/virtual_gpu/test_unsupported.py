@@ -10,7 +10,7 @@ import torch
 
 from memexplore.virtual_gpu import device
 from memexplore.virtual_gpu.dispatch import unsupported
-from memexplore.virtual_gpu.tensors.values import NotSimulated
+from memexplore.virtual_gpu.values.value_reads import NotSimulated
 from tests.small import on_a_t4
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import memexplore as mx
 from memexplore.virtual_gpu.dispatch import cpu_ops
-from memexplore.virtual_gpu.tensors import known_values
+from memexplore.virtual_gpu.values import known_values
 
 _aten = torch.ops.aten
 

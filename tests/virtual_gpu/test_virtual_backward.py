@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from memexplore import capture
+from memexplore.run.machine import virtual
 
 
 @pytest.fixture
 def gpu() -> Iterator[None]:
-    with capture.virtual("T4"):
+    with virtual("T4"):
         yield
 
 
@@ -80,6 +80,6 @@ def test_a_hook_may_name_the_device(make: Callable[[torch.Tensor], torch.Tensor]
 
 def test_the_autograd_engine_is_restored() -> None:
     own = torch.autograd._engine_run_backward
-    with capture.virtual("T4"):
+    with virtual("T4"):
         assert torch.autograd._engine_run_backward is not own
     assert torch.autograd._engine_run_backward is own

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from memexplore import capture
+from memexplore.recorder.recording import record
+from memexplore.run.machine import virtual
 from tests.virtual_gpu.kernel_requests import allocations
 
 
@@ -47,7 +48,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES)
 def test_outputs_are_those_of_the_cpu(case: Callable[[torch.device], Any]) -> None:
-    with capture.virtual("T4"):
+    with virtual("T4"):
         on_gpu = case(torch.device("cuda"))
     assert on_gpu == case(torch.device("cpu"))
 
@@ -63,14 +64,14 @@ def test_fake_quantization_allocates_the_values_and_a_mask() -> None:
 
 
 def test_a_solver_is_noted() -> None:
-    with capture.virtual("T4"), capture.record() as recording:
+    with virtual("T4"), record() as recording:
         torch.linalg.svd(torch.randn(4, 4, device="cuda"))
     assert any("cuSOLVER" in note for note in recording.tape.meta.notes)
 
 
 @pytest.mark.skipif(torch.__version__.startswith("2.11"), reason="fused Adagrad is for the CPU only in torch 2.11")
 def test_fused_adagrad_steps() -> None:
-    with capture.virtual("T4"):
+    with virtual("T4"):
         layer = nn.Linear(8, 8).cuda()
         layer(torch.randn(2, 8, device="cuda")).sum().backward()
         optimizer = torch.optim.Adagrad(layer.parameters(), fused=True)
@@ -81,7 +82,7 @@ def test_fused_adagrad_steps() -> None:
 
 def test_zeros_that_died_do_not_make_a_later_op_work_in_place() -> None:
     """The storage of a tensor may have the C++ address of zeros that a formula made before."""
-    with capture.virtual("T4"):
+    with virtual("T4"):
         for _ in range(20):
             x = torch.randn(3, 4, device="cuda", requires_grad=True)
             torch.cov(x, fweights=torch.tensor([1, 2, 1, 1], device="cuda")).sum().backward()

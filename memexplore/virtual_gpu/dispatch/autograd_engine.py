@@ -1,9 +1,8 @@
-"""In-place work of the autograd engine: which ops of a backward pass reuse memory on a real GPU.
+"""Tell which ops of a backward pass reuse memory on a real GPU, because the autograd engine works in place.
 
 InputBuffer::accumulate (torch/csrc/autograd/input_buffer.cpp) adds a second gradient into the first if nothing else
 refers to it, and several formulas write into a tensor that they have just made (kernels/autograd_in_place.py). Where
-`isTensorSubclassLike` is true, as for virtual tensors, both allocate instead. In: an op that the engine calls, with its
-arguments. Out: whether it is in place, and the in-place op.
+`isTensorSubclassLike` is true, as for virtual tensors, both allocate instead.
 """
 
 from __future__ import annotations

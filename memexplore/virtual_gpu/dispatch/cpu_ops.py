@@ -1,8 +1,7 @@
-"""CPU computations of ops that only CUDA has, or that CUDA and the CPU compute with other intermediate results.
+"""Compute on the CPU ops that only CUDA has, or that CUDA and the CPU compute with other intermediate results.
 
-In: an op's real CPU arguments. Out: real results as training on the CPU computes them; None for an output that only the
-op's own backward reads. The backward of a fused kernel computes its forward once more with autograd, with the random
-numbers of the first time.
+Results are those of training on the CPU, None for an output that only the op's own backward reads. The backward of a
+fused kernel computes its forward once more with autograd, with the random numbers of the first time.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from torch.nn import functional
 
 from memexplore.torch_internals.dispatch import ForceDispatchKeyGuard, exclude_set, include_set
 from memexplore.torch_internals.tensors import untyped_storage
-from memexplore.virtual_gpu.kernels import rnn
-from memexplore.virtual_gpu.tensors import real_tensors
+from memexplore.virtual_gpu.kernels import recurrent
+from memexplore.virtual_gpu.values import real_tensors
 
 _aten = torch.ops.aten
 FORWARD = "forward_call"
@@ -57,10 +56,10 @@ def _gradients(function: Callable[..., Any], inputs: list[Any], gradients: list[
         outputs = outputs if isinstance(outputs, tuple | list) else (outputs,)
         pairs = [(out, grad) for out, grad in zip(outputs, gradients, strict=True) if grad is not None]
         variables = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
-        found = torch.autograd.grad(
+        results = torch.autograd.grad(
             [out for out, _ in pairs], variables, [grad for _, grad in pairs], allow_unused=True
         )
-    by_id = {id(leaf): grad for leaf, grad in zip(variables, found, strict=True)}
+    by_id = {id(leaf): grad for leaf, grad in zip(variables, results, strict=True)}
     return [None if leaf is None else by_id.get(id(leaf)) for leaf in leaves]
 
 
@@ -168,8 +167,8 @@ def _efficient_backward(
 ) -> Any:
     dropout, mask = rest[3], rest[4]
     causal = rest[5] if len(rest) > 5 else False
-    found = _attention_gradients(gradient, query, key, value, bias, out, dropout, causal, scale)
-    return [one if needed else None for one, needed in zip(found, mask, strict=True)]
+    gradients = _attention_gradients(gradient, query, key, value, bias, out, dropout, causal, scale)
+    return [one if needed else None for one, needed in zip(gradients, mask, strict=True)]
 
 
 def _cudnn(
@@ -198,10 +197,15 @@ def _recurrent(args: Any) -> Callable[..., Any]:
     """Return the layers as a function of input, states and weights."""
     (mode, _, projected, layers, batch_first, dropout, train, bidirectional, batch_sizes) = args[6:15]
     biases = args[2] - (1 if projected else 0) == 4
-    function: Any = {rnn.LSTM: torch.lstm, rnn.GRU: torch.gru, rnn.TANH: torch.rnn_tanh, rnn.RELU: torch.rnn_relu}[mode]
+    function: Any = {
+        recurrent.LSTM: torch.lstm,
+        recurrent.GRU: torch.gru,
+        recurrent.TANH: torch.rnn_tanh,
+        recurrent.RELU: torch.rnn_relu,
+    }[mode]
 
     def run(source: Any, hidden: Any, cell: Any, *weights: Any) -> Any:
-        state: Any = (hidden, cell) if mode == rnn.LSTM else hidden
+        state: Any = (hidden, cell) if mode == recurrent.LSTM else hidden
         tail = (list(weights), biases, layers, dropout, train, bidirectional)
         if len(batch_sizes):
             return function(source, real_tensors.tensor(batch_sizes), state, *tail)
@@ -219,8 +223,10 @@ def _rnn_backward(*args: Any) -> Any:
     source, weights, stride, buffer, hidden, cell, output, *gradients = args[:10]
     run = _recurrent((source, weights, stride, buffer, hidden, cell, *args[10:]))
     needed = gradients if cell is not None else gradients[:2]
-    found = _gradients(_replayed(output, run), [source, hidden, cell, *weights], needed)
-    return found[0], found[1], found[2], found[3:]
+    of_source, of_hidden, of_cell, *of_weights = _gradients(
+        _replayed(output, run), [source, hidden, cell, *weights], needed
+    )
+    return of_source, of_hidden, of_cell, of_weights
 
 
 def _sums(gates: Any, hidden: Any, bias: Any, hidden_bias: Any) -> tuple[Any, Any]:

@@ -1,6 +1,6 @@
-"""torch's fake kernels: shapes and dtypes of an op's results without computing them.
+"""Find shapes and dtypes of an op's results without computing them, by torch's fake kernels.
 
-In: an op and its arguments. Out: its result on fake tensors, or one clear error that names the line of the user's code.
+Where there is none, one clear error names the line of the user's code.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from memexplore.torch_internals.dispatch import (
     UnsupportedOperatorException,
     fake_dispatch,
 )
-from memexplore.virtual_gpu.dispatch import device_mixing, shape_rules, unsupported
+from memexplore.virtual_gpu.dispatch import argument_checks, shape_rules, unsupported
 from memexplore.virtual_gpu.kernels import table
-from memexplore.virtual_gpu.tensors import real_tensors
 from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor, fake_cpu_tensor, fake_mode
+from memexplore.virtual_gpu.values import real_tensors
 
 _VIEW = torch.ops.aten.view.default
 NOT_VIEWABLE = (
@@ -63,7 +63,7 @@ def run(func: Any, types: Any, args: Any, kwargs: Any, tensors: list[torch.Tenso
     except RuntimeError as error:
         # FakeTensorDeviceMismatchError has a class of its own only from torch 2.12 on.
         if "found two different devices" in str(error) or "on the same device" in str(error):
-            raise device_mixing.error(func, tensors) from error
+            raise argument_checks.device_error(func, tensors) from error
         if unsupported.kind_of(func) is not None:
             raise unsupported.not_simulated(func, error) from error
         raise

@@ -1,4 +1,4 @@
-"""Tensors of `torch.inference_mode`: results of an op go in, and come out as inference tensors.
+"""Make the results of ops of `torch.inference_mode` inference tensors.
 
 An inference tensor has neither the dispatch keys of autograd nor a version counter, so torch itself refuses to write to
 it outside inference mode, to save it for a backward pass and to let it require a gradient. A tensor gets or lacks them
@@ -41,14 +41,14 @@ def marked(result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _storages(values: Sequence[Any]) -> set[int]:
-    found: set[int] = set()
+    keys: set[int] = set()
     for value in values:
         if isinstance(value, torch.Tensor):
             if value.layout is torch.strided:
-                found.add(storage_key(untyped_storage(value)))
+                keys.add(storage_key(untyped_storage(value)))
         elif isinstance(value, list | tuple):
-            found |= _storages(value)
-    return found
+            keys |= _storages(value)
+    return keys
 
 
 def _marked(tensor: torch.Tensor, old_storages: set[int]) -> torch.Tensor:

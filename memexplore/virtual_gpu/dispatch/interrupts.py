@@ -1,4 +1,4 @@
-"""Ctrl-C in a function that must complete: the KeyboardInterrupt is raised as soon as the function has ended.
+"""Defer Ctrl-C in a function that must complete: the KeyboardInterrupt is raised as soon as the function has ended.
 
 Python prints and drops an exception of a weakref's callback, such as the one that frees the block of a dead storage,
 so that a training loop would go on; and an allocator interrupted in a request would not add up afterwards.
@@ -51,10 +51,10 @@ class Deferral:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handle the signal, later if it comes in an uninterrupted function."""
-        each = frame
-        while each is not None and each.f_code not in _codes:
-            each = each.f_back
-        if each is None:
+        running = frame
+        while running is not None and running.f_code not in _codes:
+            running = running.f_back
+        if running is None:
             self._before(number, frame)
         else:
             # Not of `threading`, whose threads get the modes of the virtual GPU when they start.

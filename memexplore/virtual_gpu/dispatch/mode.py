@@ -1,7 +1,6 @@
-"""The dispatch mode of the virtual GPU, where every op of user code arrives.
+"""Receive every op of user code, and run it for real (CPU), by other ops, or by its plan.
 
-In: an op and its arguments. Out: its result, run for real (CPU), by other ops, or by its plan (plans are cached by the
-metadata of the arguments).
+Plans are cached by the metadata of the arguments.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ from typing import Any
 
 import torch
 
-from memexplore.allocator import Allocator
-from memexplore.frame_variables import variables
 from memexplore.torch_internals.dispatch import (
     FLATTEN,
     DisableTorchFunction,
@@ -26,9 +23,9 @@ from memexplore.torch_internals.dispatch import (
 from memexplore.torch_internals.state import counting_writes, recorded_by_trace, tracing_state, without_tracing
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
 from memexplore.virtual_gpu.dispatch import (
+    argument_checks,
     autograd_engine,
     cpu_ops,
-    device_mixing,
     fake_kernels,
     inference,
     planning,
@@ -41,15 +38,15 @@ from memexplore.virtual_gpu.dispatch import (
 from memexplore.virtual_gpu.dispatch.op_traits import OpTraits
 from memexplore.virtual_gpu.dispatch.runner import PlanRunner
 from memexplore.virtual_gpu.dispatch.value_lane import ValueLane
+from memexplore.virtual_gpu.frame_variables import variables
 from memexplore.virtual_gpu.kernels import data_dependent
-from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces
 from memexplore.virtual_gpu.kernels.plan import NewTensor, Plan, PlannedOutput
 from memexplore.virtual_gpu.patches.device_names import renamed
-from memexplore.virtual_gpu.tensors import known_values, values
 from memexplore.virtual_gpu.tensors.live_storages import StorageRef, live_storages
 from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor, fake_cpu_tensor
 from memexplore.virtual_gpu.user_traceback import hide_own_frames
-from memexplore.virtual_gpu.value_setting import Values
+from memexplore.virtual_gpu.values import known_values, notes
+from memexplore.virtual_gpu.values.setting import Values
 
 _PRIM_DEVICE = torch.ops.prim.device.default
 _ADD = torch.ops.aten.add.Tensor
@@ -64,18 +61,14 @@ FAKE_FROM = 1 << 20
 """Bytes from which a tensor that a module's constructor makes on the CPU takes no memory; smaller ones are real."""
 
 
-class VirtualMode(PlanRunner, TorchDispatchMode):
-    """Runs ops on the virtual device; ops on CPU tensors only run for real."""
+class VirtualMode(TorchDispatchMode):
+    """Runs ops on the virtual device by a `PlanRunner`; ops on CPU tensors only run for real."""
 
     def __init__(
-        self,
-        allocator: Allocator,
-        workspaces: Workspaces,
-        cached_plans: dict[tuple[Any, ...], Plan],
-        lane: ValueLane | None,
+        self, plan_runner: PlanRunner, cached_plans: dict[tuple[Any, ...], Plan], lane: ValueLane | None
     ) -> None:
-        PlanRunner.__init__(self, allocator, workspaces)
-        TorchDispatchMode.__init__(self)
+        super().__init__()
+        self.plan_runner = plan_runner
         self._traits: dict[Any, OpTraits] = {}
         self._plans = cached_plans
         self.lane = lane
@@ -94,7 +87,7 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self.on:
+        if not self.plan_runner.on:
             # Another thread has turned the virtual GPU off: torch's own fake tensors come here too.
             return func(*args, **(kwargs or {}))
         if func is _PRIM_DEVICE:
@@ -107,7 +100,7 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
             return self._run_while_tracing(func, types, args, kwargs)
         try:
             with DisableTorchFunction():
-                shrunk = shrunk_storages.among(func, args, kwargs) if self.has_shrunk_storages else None
+                shrunk = shrunk_storages.among(func, args, kwargs) if self.plan_runner.has_shrunk_storages else None
                 result = self._run(func, types, args, kwargs)
                 if shrunk:
                     shrunk_storages.keep_size(shrunk)
@@ -123,6 +116,10 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
                 return _TRACED_CONVOLUTION(*args, False, False, True, True)
         with without_tracing():
             return self.__torch_dispatch__(func, types, args, kwargs)
+
+    def run_plan(self, plan: Plan, func: Any, args: Any, tensors: list[torch.Tensor]) -> Any:
+        """Carry out a plan that a rule has made (`OpRunner`)."""
+        return self.plan_runner.run_plan(plan, func, args, tensors)
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func is _TRACED_CONVOLUTION:
@@ -155,76 +152,77 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
             return self._run_on_gpu(traits, func, types, args, kwargs)
 
     def _run_on_gpu(self, traits: OpTraits, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Run an op by its handler, by its plan, or anew where the plan depends on more than the metadata."""
         if _inference_is_on() or (traits.composite is not None and inference.among(args)):
             return self._run_in_inference_mode(traits, func, types, args, kwargs or {})
         if traits.reads_engine and autograd_engine.called_from_engine(3):
-            if func is _ADD:
-                if autograd_engine.accumulates(args):
-                    if self.lane is not None:
-                        self.lane.add_in_place(args[0], args[1])
-                    return args[0]
-            elif traits.in_place.nodes:
-                func = autograd_engine.in_place_op(func, traits.in_place, args)
-                traits = self._traits_of(func)
-            elif _is_storage_of(self._zeros.get(get_ident()), args[0]):
-                args = (*args, *traits.in_place.arguments)
-                func = traits.in_place.op
-                traits = self._traits_of(func)
-        key: list[Any] = [func, _default_dtype()]
-        tensors: list[torch.Tensor] = []
-        try:
-            if traits.scalars_last and len(args) == traits.scalars_last:
-                plans.extend_key(key, tensors, args[:-1])
-                scalars = args[-1]
-                key.append(tuple(map(type, scalars)) if isinstance(scalars, list | tuple) else type(scalars))
-            else:
-                plans.extend_key(key, tensors, args)
-            if kwargs:
-                for name, value in kwargs.items():
-                    key.append(name)
-                    plans.extend_key(key, tensors, (value,))
-        except RuntimeError as error:
-            # Some layouts have neither sizes nor strides.
-            raise unsupported.not_simulated(func, error) from error
-        if traits.settings is not None:
-            key.append(traits.settings())
-        observer = self.observer
-        if observer is not None:
-            observer.op(func, (*args, *kwargs.values()) if kwargs else args)
-        if self.has_earlier_tensors:
-            for tensor in tensors:
-                self.reallocate(tensor)
-        lane = self.lane
-        follows = lane is not None and not traits.lane.ignored
-        inputs = lane.inputs(traits.lane, args, kwargs, tensors) if follows else None  # type: ignore[union-attr]
+            if func is _ADD and autograd_engine.accumulates(args):
+                return self._add_in_place(args[0], args[1])
+            func, args = self._in_place_of_engine(traits, func, args)
+            traits = self._traits_of(func)
+        key, tensors = _key_and_tensors(traits, func, args, kwargs)
+        plan_runner = self.plan_runner
+        if plan_runner.observer is not None:
+            plan_runner.observer.op(func, (*args, *kwargs.values()) if kwargs else args)
+        if plan_runner.has_earlier_tensors:
+            plan_runner.reallocate_all(tensors)
+        lane = None if traits.lane.ignored else self.lane
+        inputs = None if lane is None else lane.inputs(traits.lane, args, kwargs, tensors)
         if traits.handler is not None:
             result = self._run_handler(traits, func, args, kwargs or {}, tensors, inputs)
             if result is not NotImplemented:
                 return result
-        if not traits.cached:
-            repeated = tuple(key) if traits.writes_out else None
+        if traits.cached:
+            result = self._run_cached(traits, key, func, types, args, kwargs or {}, tensors, inputs is not None)
+        else:
+            repeated = key if traits.writes_out else None
             result = self._run_uncached(func, types, args, kwargs or {}, tensors, inputs is not None, repeated)
-            if inputs is not None:
-                return lane.follow(func, traits.lane, args, kwargs or {}, tensors, inputs, result)  # type: ignore[union-attr]
-            if follows and (traits.lane.writes or not self._fakes_modules):
-                lane.lose(func, traits.lane, args, kwargs or {})  # type: ignore[union-attr]
+        if lane is None:
             return result
-        hashable = tuple(key)
-        plan = self._plans.get(hashable)
+        if inputs is not None:
+            return lane.follow(func, traits.lane, args, kwargs or {}, tensors, inputs, result)
+        if traits.lane.writes or not self._fakes_modules:
+            lane.lose(func, traits.lane, args, kwargs or {})
+        return result
+
+    def _in_place_of_engine(self, traits: OpTraits, func: Any, args: Any) -> tuple[Any, Any]:
+        """Return the op and the arguments with which the autograd engine of a real GPU does what `func` does here."""
+        if traits.in_place is None:
+            return func, args
+        if traits.in_place.nodes:
+            return autograd_engine.in_place_op(func, traits.in_place, args), args
+        if _is_storage_of(self._zeros.get(get_ident()), args[0]):
+            return traits.in_place.op, (*args, *traits.in_place.arguments)
+        return func, args
+
+    def _add_in_place(self, target: torch.Tensor, addend: torch.Tensor) -> torch.Tensor:
+        if self.lane is not None:
+            self.lane.add_in_place(target, addend)
+        return target
+
+    def _run_cached(
+        self,
+        traits: OpTraits,
+        key: tuple[Any, ...],
+        func: Any,
+        types: Any,
+        args: Any,
+        kwargs: Any,
+        tensors: list[torch.Tensor],
+        values_known: bool,
+    ) -> Any:
+        """Run an op by the plan that all calls of the same key have."""
+        plan = self._plans.get(key)
         if plan is None:
-            values.recent_notes.clear()
-            plan = planning.make_plan(func, types, args, kwargs or {}, tensors, self.workspaces)
-            plan.notes = tuple(values.recent_notes)
-            self._plans[hashable] = plan
+            notes.recent_notes.clear()
+            plan = planning.make_plan(func, types, args, kwargs, tensors, self.plan_runner.workspaces)
+            plan.notes = tuple(notes.recent_notes)
+            self._plans[key] = plan
         elif plan.notes:
             for note in plan.notes:
-                values.note(note)
-        result = self.run_plan(plan, func, args, tensors, inputs is not None)
-        if inputs is not None:
-            result = lane.follow(func, traits.lane, args, kwargs or {}, tensors, inputs, result)  # type: ignore[union-attr]
-        elif follows and (traits.lane.writes or not self._fakes_modules):
-            lane.lose(func, traits.lane, args, kwargs or {})  # type: ignore[union-attr]
-        elif lane is not None and traits.lane.makes_empty:
+                notes.note(note)
+        result = self.plan_runner.run_plan(plan, func, args, tensors, values_known)
+        if traits.lane.makes_empty and self.lane is not None:
             known_values.mark_uninitialized(result)
         if traits.makes_zeros:
             self._zeros[get_ident()] = live_storages.get(storage_key(untyped_storage(result)))
@@ -298,7 +296,7 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
             if number not in on_host
         ]
         requests = data_dependent.requests(func, args, kwargs, outputs)
-        results = self.run_plan(Plan(outputs, list, requests), func, args, tensors)
+        results = self.plan_runner.run_plan(Plan(outputs, list, requests), func, args, tensors)
         for number in on_host:
             results.insert(number, flat[number])
         for result, value in zip(results, flat, strict=True):
@@ -323,17 +321,40 @@ class VirtualMode(PlanRunner, TorchDispatchMode):
         """
         plan = self._plans.get(repeated) if repeated is not None else None
         if plan is None:
-            device_mixing.check(func, tensors)
+            argument_checks.check_devices(func, tensors)
             before = [_extent(tensor) for tensor in tensors]
             result, stand_ins = fake_kernels.run(func, types, args, kwargs, tensors)
             for tensor, (size, *_) in zip(tensors, before, strict=True):
                 if isinstance(tensor, VirtualTensor) and not tensor.host:
-                    self.resize(tensor, size, func, args)
+                    self.plan_runner.resize(tensor, size, func, args)
             outputs, returns = plans.describe(result, stand_ins)
             plan = Plan(outputs, returns, real_targets=plans.real_targets(func, args, kwargs, tensors))
             if repeated is not None and before == [_extent(tensor) for tensor in tensors]:
                 self._plans[repeated] = plan
-        return self.run_plan(plan, func, args, tensors, values_known)
+        return self.plan_runner.run_plan(plan, func, args, tensors, values_known)
+
+
+def _key_and_tensors(traits: OpTraits, func: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
+    """Return the key of a call's plan, and the tensors among its arguments."""
+    key: list[Any] = [func, _default_dtype()]
+    tensors: list[torch.Tensor] = []
+    try:
+        if traits.scalars_last and len(args) == traits.scalars_last:
+            plans.extend_key(key, tensors, args[:-1])
+            scalars = args[-1]
+            key.append(tuple(map(type, scalars)) if isinstance(scalars, list | tuple) else type(scalars))
+        else:
+            plans.extend_key(key, tensors, args)
+        if kwargs:
+            for name, value in kwargs.items():
+                key.append(name)
+                plans.extend_key(key, tensors, (value,))
+    except RuntimeError as error:
+        # Some layouts have neither sizes nor strides.
+        raise unsupported.not_simulated(func, error) from error
+    if traits.settings is not None:
+        key.append(traits.settings())
+    return tuple(key), tensors
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:

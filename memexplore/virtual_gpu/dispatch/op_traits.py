@@ -1,7 +1,4 @@
-"""Traits of an op: facts that the dispatch mode reads from its schema and from the table of kernels.
-
-In: an op. Out: `OpTraits`, made once per op and mode.
-"""
+"""Read the facts about an op that the dispatch mode needs, from its schema and from the table of kernels."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Planning: the plan of an op that the cache does not hold.
+"""Make the plan of an op that the cache does not hold: outputs, memory requests and work.
 
-In: an op, its arguments and the tensors among them. Out: a `Plan` with outputs, memory requests and work. The outputs
-come from the table of kernels, from a shape rule or from torch's fake kernel, in this order; the requests from the
-table.
+The outputs come from the table of kernels, from a shape rule or from torch's fake kernel, in this order; the requests
+from the table.
 """
 
 from __future__ import annotations
@@ -11,20 +10,12 @@ from typing import Any
 
 import torch
 
-from memexplore.virtual_gpu.dispatch import (
-    argument_checks,
-    device_mixing,
-    fake_kernels,
-    plans,
-    shape_rules,
-    unsupported,
-    work,
-)
+from memexplore.virtual_gpu.dispatch import argument_checks, fake_kernels, plans, shape_rules, unsupported, work
 from memexplore.virtual_gpu.kernels import table
 from memexplore.virtual_gpu.kernels.cublas_workspace import NONE, Library, Workspaces
 from memexplore.virtual_gpu.kernels.plan import NewTensor, Plan, Requests
 from memexplore.virtual_gpu.kernels.table import Kind
-from memexplore.virtual_gpu.tensors import value_hints
+from memexplore.virtual_gpu.values import value_hints
 
 
 def make_plan(
@@ -34,8 +25,8 @@ def make_plan(
 
     Raises RuntimeError for tensors of two devices and arguments that the op refuses, and what the fake kernel raises.
     """
-    device_mixing.check(func, tensors)
-    argument_checks.check(func, args)
+    argument_checks.check_devices(func, tensors)
+    argument_checks.check_values(func, args)
     if any(isinstance(value, torch.dtype) and value in unsupported.QUANTIZED for value in (*args, *kwargs.values())):
         raise unsupported.not_simulated(func, "a quantized tensor")
     rule = table.find(func, Kind.PLAN)

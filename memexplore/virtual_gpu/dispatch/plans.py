@@ -1,4 +1,4 @@
-"""Cache keys of calls, descriptions of fake results as planned outputs, and construction of planned outputs.
+"""Make cache keys of calls, describe fake results as planned outputs, and build planned outputs.
 
 torch's fake mode takes 60 to 160 us to find an op's outputs. A training step repeats the same op on the same shapes
 many times, so its plan is kept under a key of the arguments' metadata and carried out again in a few us.
@@ -12,7 +12,7 @@ import torch
 
 from memexplore.torch_internals.dispatch import FakeTensor, schema_of
 from memexplore.torch_internals.tensors import set_conj, set_neg, storage_key, untyped_storage
-from memexplore.virtual_gpu.dispatch.device_mixing import is_managed
+from memexplore.virtual_gpu.dispatch.argument_checks import is_managed
 from memexplore.virtual_gpu.dispatch.fake_kernels import is_real
 from memexplore.virtual_gpu.kernels.plan import Argument, Constant, NewTensor, PlannedOutput, View
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, wrap

@@ -1,7 +1,6 @@
-"""Runner: carries out plans on the allocator of one virtual GPU.
+"""Carry out plans on the allocator of one virtual GPU, and report what they request and free to an observer.
 
-In: a `Plan` with the tensor arguments of its op. Out: the op's results; requests and frees go to the allocator, and as
-events to the observer. A storage that dies frees its block (`StorageRef`).
+A storage that dies frees its block (`StorageRef`).
 """
 
 from __future__ import annotations
@@ -10,31 +9,20 @@ import collections
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from memexplore.allocator import Allocator, OutOfMemory
 from memexplore.tape import Category
-from memexplore.tensor_text import tensor_text
+from memexplore.text.tensor_text import tensor_text
 from memexplore.torch_internals.tensors import current_autograd_node, storage_key, untyped_storage
 from memexplore.virtual_gpu.dispatch import plans, streams
 from memexplore.virtual_gpu.dispatch.interrupts import uninterrupted
-from memexplore.virtual_gpu.dispatch.observer import Observer
 from memexplore.virtual_gpu.dispatch.work import Work, of_handled
 from memexplore.virtual_gpu.kernels import traffic
 from memexplore.virtual_gpu.kernels.cublas_workspace import BACKWARD, Key, Library, Workspaces
-from memexplore.virtual_gpu.kernels.plan import (
-    Argument,
-    Kept,
-    NewTensor,
-    OptionalScratch,
-    Output,
-    Plan,
-    Scratch,
-    View,
-)
-from memexplore.virtual_gpu.tensors import known_values, values
+from memexplore.virtual_gpu.kernels.plan import Argument, Kept, NewTensor, OptionalScratch, Output, Plan, Scratch, View
 from memexplore.virtual_gpu.tensors.live_storages import (
     StorageRef,
     bytes_of_text,
@@ -42,6 +30,7 @@ from memexplore.virtual_gpu.tensors.live_storages import (
     live_storages,
     storage_ref,
 )
+from memexplore.virtual_gpu.values import known_values, notes
 
 lock = threading.RLock()
 """Held by the thread whose op runs on the virtual GPU, or which asks its allocator."""
@@ -61,6 +50,48 @@ def _renew_lock() -> None:
 
 # Another thread may hold the lock while a process forks, such as a DataLoader's; in the child that thread is gone.
 os.register_at_fork(after_in_child=_renew_lock)
+
+
+class Observer(Protocol):
+    """Receiver of memory events: a recorder. `func` and `args` are the op that runs, `index` the output."""
+
+    def alloc(
+        self, address: int, size: int, func: Any, args: Any, index: int, category: Category, tensor: str, stream: int
+    ) -> None:
+        """A block was allocated for a tensor of a shape and dtype (`tensor_text`), empty for another purpose."""
+
+    def free(self, address: int, size: int) -> None:
+        """A block was freed."""
+
+    def reallocated(self, address: int, size: int, origin: Any, tensor: str) -> None:
+        """A storage of an earlier virtual GPU was allocated on this one."""
+
+    def op(self, func: Any, args: Any) -> None:
+        """An op of the forward or backward pass is about to run."""
+
+    def out_of_memory(self, size: int, func: Any, args: Any, tensor: str, stream: int) -> None:
+        """A request did not fit."""
+
+    def used_on(self, address: int, stream: int) -> None:
+        """A stream uses a block, as `Tensor.record_stream` says."""
+
+    def position(self) -> int:
+        """Return how much has been observed, for `ordered` and `finished`."""
+
+    def ordered(self, stream: int, other: int, until: int | None) -> None:
+        """A stream waits for another one's work up to a position, None for all so far."""
+
+    def finished(self, stream: int | None, until: int | None) -> None:
+        """The program waits for a stream's work up to a position; None: for all streams, for all so far."""
+
+    def may_be_free(self, address: int) -> None:
+        """A block is free from now on if the GPU does not lag: only a collective that has begun holds it."""
+
+    def tag_at(self, address: int) -> Any:
+        """Return what the observer knows about the contents of a block, or None."""
+
+    def tag_block(self, address: int, tag: Any) -> None:
+        """A block has the contents that another had, whose `tag_at` was `tag`."""
 
 
 class PlanRunner:
@@ -112,8 +143,8 @@ class PlanRunner:
 
     def collective_begins(self) -> None:
         """Report the blocks that only earlier collectives hold, which end before this one if the GPU does not lag."""
-        held, self._held = self._held, []
-        for ref in held:
+        kept, self._held = self._held, []
+        for ref in kept:
             if ref.holds and ref.address and self.observer is not None:
                 self.observer.may_be_free(ref.address)
 
@@ -136,15 +167,35 @@ class PlanRunner:
         Real tensors that the op writes to get the value 1, unless the values that it writes are known.
         Raises torch.OutOfMemoryError where a request does not fit; then none of the outputs stays allocated.
         """
-        outputs = plan.outputs
-        if plan.work is None and (self.work_log is not None or self._clock is not None):
-            plan.work = of_handled(func, args, outputs)
-        if self.work_log is not None and plan.work is not None:
-            self.work_log.append(plan.work)
+        self._count_work(plan, func, args)
+        results = self._results(plan, self._allocate_outputs(plan, func, args), tensors)
+        if plan.set_hints is not None:
+            plan.set_hints(tensors, results)
+        if plan.waits and self.observer is not None:
+            self.observer.finished(streams.current(), None)
+        if plan.real_targets and not (values_known or self.keeps_real_targets):
+            notes.assume("what is copied from the virtual GPU into a tensor on the CPU counts as 1")
+            for position in plan.real_targets:
+                tensors[position].fill_(1)
+        return results[0] if plan.returns is None else plan.returns(results)
+
+    def _count_work(self, plan: Plan, func: Any, args: Any) -> None:
+        """Add the work of an op to the logs and to the clock that somebody has asked for."""
         if self.traffic_log is not None and traffic.is_functional(func):
             self.traffic_log.append(traffic.of_functional(func, args))
-        if self._clock is not None and plan.work is not None:
-            self._clock += self.seconds_of(plan.work)
+        if self.work_log is None and self._clock is None:
+            return
+        if plan.work is None:
+            plan.work = of_handled(func, args, plan.outputs)
+        if plan.work is not None:
+            if self.work_log is not None:
+                self.work_log.append(plan.work)
+            if self._clock is not None:
+                self._clock += self.seconds_of(plan.work)
+
+    def _allocate_outputs(self, plan: Plan, func: Any, args: Any) -> dict[int, int]:
+        """Carry out the requests of a plan and return the addresses of its outputs, by their numbers."""
+        outputs = plan.outputs
         addresses: dict[int, int] = {}
         try:
             if plan.requests is None:
@@ -161,8 +212,12 @@ class PlanRunner:
             for index, address in reversed(addresses.items()):
                 self._free(address, outputs[index].size)  # type: ignore[union-attr]
             raise
+        return addresses
+
+    def _results(self, plan: Plan, addresses: dict[int, int], tensors: list[torch.Tensor]) -> list[Any]:
+        """Return the outputs of a plan; the blocks of new tensors are freed when their storages die."""
         results: list[Any] = []
-        for index, output in enumerate(outputs):
+        for index, output in enumerate(plan.outputs):
             kind = type(output)
             if kind is NewTensor:
                 result: Any = plans.build(output)  # type: ignore[arg-type]
@@ -176,15 +231,7 @@ class PlanRunner:
             else:
                 result = output.value  # type: ignore[union-attr]
             results.append(result)
-        if plan.set_hints is not None:
-            plan.set_hints(tensors, results)
-        if plan.waits and self.observer is not None:
-            self.observer.finished(streams.current(), None)
-        if plan.real_targets and not (values_known or self.keeps_real_targets):
-            values.assume("what is copied from the virtual GPU into a tensor on the CPU counts as 1")
-            for position in plan.real_targets:
-                tensors[position].fill_(1)
-        return results[0] if plan.returns is None else plan.returns(results)
+        return results
 
     def reallocate(self, tensor: torch.Tensor) -> StorageRef | None:
         """Allocate the storage of a tensor of an earlier virtual GPU here, if it has no memory; return its reference.
@@ -203,6 +250,11 @@ class PlanRunner:
             if self.observer is not None:
                 self.observer.reallocated(ref.address, ref.size, ref.origin, ref.tensor)
         return ref
+
+    def reallocate_all(self, tensors: list[torch.Tensor]) -> None:
+        """Allocate the storages here that an earlier virtual GPU has left without memory."""
+        for tensor in tensors:
+            self.reallocate(tensor)
 
     def resize(self, tensor: torch.Tensor, size_before: int, func: Any, args: Any) -> None:
         """Allocate a storage again whose size an op such as `resize_` changed."""
@@ -371,9 +423,9 @@ def _free_dead_storage(ref: StorageRef) -> None:
         keep_dead(ref)
         runner._held.append(ref)
         return
-    held = lock
+    present_lock = lock  # a fork may replace it
     # Never wait for the lock here: the thread that has it may wait for a lock of this thread, such as an import's.
-    if runner.busy or not held.acquire(blocking=False):
+    if runner.busy or not present_lock.acquire(blocking=False):
         frees.append(ref)
         return
     try:
@@ -381,7 +433,7 @@ def _free_dead_storage(ref: StorageRef) -> None:
         if frees:
             free_waiting()
     finally:
-        held.release()
+        present_lock.release()
 
 
 def _free_block(ref: StorageRef) -> None:

@@ -1,8 +1,8 @@
-"""Values that another rank sends: where a program reads one of which this rank knows only its own, a note says so.
+"""Note where a program reads a value that another rank sends and of which this rank knows only its own.
 
-In: ops on tensors of `known_values.received`, such as a number that rank 0 alone has read and broadcasts. Out: notes on
-the tape, and the same mark on copies and on integers and booleans that an op makes of such values. Other floating-point
-numbers have no mark: a loss depends on weights that rank 0 sent, as in every rank.
+Such as a number that rank 0 alone has read and broadcasts. Copies of it have the same mark, and integers and booleans
+that an op makes of such values. Other floating-point numbers have no mark: a loss depends on weights that rank 0 sent,
+as in every rank.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 
 from memexplore.torch_internals.dispatch import pytree
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
-from memexplore.virtual_gpu.tensors import known_values, values
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+from memexplore.virtual_gpu.values import known_values, notes, reading
 
 _aten = torch.ops.aten
 _COPIES = frozenset((_aten._to_copy.default, _aten.clone.default, _aten.copy_.default))
@@ -25,7 +25,7 @@ def read(tensors: Iterable[torch.Tensor]) -> None:
     """Note that a program reads the values of tensors, such as `item` or `nonzero`."""
     sender = _sender(tensors)
     if sender is not None:
-        values.assume(values.SENT_BY_ANOTHER.format(sender))
+        notes.assume(reading.SENT_BY_ANOTHER.format(sender))
 
 
 def pass_on(
@@ -48,7 +48,7 @@ def pass_on(
             continue
         if not isinstance(value, VirtualTensor):
             # On the CPU, where the program may read it.
-            values.assume(values.SENT_BY_ANOTHER.format(sender))
+            notes.assume(reading.SENT_BY_ANOTHER.format(sender))
         elif value.numel() and known_values.is_known(value):
             known_values.received[storage_key(untyped_storage(value))] = sender
 

@@ -1,9 +1,8 @@
-"""Shape rules: outputs of frequent ops in microseconds, where torch's fake kernels take milliseconds per new shape.
+"""Find the outputs of frequent ops in microseconds, where torch's fake kernels take milliseconds per new shape.
 
-In: an op and its arguments. Out: its planned outputs, equal to those of the fake kernels (a test compares them). A
-changed knob is a run with new shapes, which would spend most of its time in fake kernels. Two kinds of rules avoid
-them: ops with a compiled meta kernel run on plain meta tensors (`COMPILED`), and normalizations, which fake kernels
-decompose into thirty ops, have a formula (`_OUTPUTS`).
+The outputs equal those of the fake kernels (a test compares them). A changed knob is a run with new shapes, which would
+spend most of its time in fake kernels. Two kinds of rules avoid them: ops with a compiled meta kernel run on plain meta
+tensors (`COMPILED`), and normalizations, which fake kernels decompose into thirty ops, have a formula (`_OUTPUTS`).
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from typing import Any
 import torch
 
 from memexplore.torch_internals.tensors import set_conj, set_neg, untyped_storage
-from memexplore.virtual_gpu.kernels.plan import Constant
-from memexplore.virtual_gpu.kernels.shapes import like, new
+from memexplore.virtual_gpu.kernels.plan import Constant, like, new
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
 _aten = torch.ops.aten

@@ -1,7 +1,7 @@
-"""Storages that `resize_` has made smaller than their tensors: FSDP frees gathered parameters by `resize_(0)`.
+"""Follow storages that `resize_` has made smaller than their tensors: FSDP frees gathered parameters by `resize_(0)`.
 
-In: an op and its arguments. Out: the shrunk storages among them, or the error of a kernel that reads address 0. Shape
-and strides of the tensors stay, and views of them can be made.
+Shape and strides of the tensors stay, and views of them can be made. An op that reads or writes the values of an empty
+one ends in the error of a kernel that reads address 0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def among(func: Any, args: Any, kwargs: Any) -> list[torch.UntypedStorage]:
 
     Raises torch.AcceleratorError, as the kernel does on a GPU, for an op that reads or writes values of an empty one.
     """
-    found: list[torch.UntypedStorage] = []
+    shrunk: list[torch.UntypedStorage] = []
     for value in (*args, *(kwargs or {}).values()):
         for tensor in value if isinstance(value, list | tuple) else (value,):
             if not isinstance(tensor, VirtualTensor) or tensor.host or not tensor.numel():
@@ -42,8 +42,8 @@ def among(func: Any, args: Any, kwargs: Any) -> list[torch.UntypedStorage]:
                     f"{func} uses a tensor of shape {tuple(tensor.shape)} whose storage was resized to 0 bytes. "
                     "Give the storage memory again with untyped_storage().resize_(bytes) first."
                 )
-            found.append(storage)
-    return found
+            shrunk.append(storage)
+    return shrunk
 
 
 def keep_size(storages: list[torch.UntypedStorage]) -> None:

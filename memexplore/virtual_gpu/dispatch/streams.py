@@ -1,7 +1,7 @@
-"""The current CUDA stream of each thread, by number: each stream has its own pool of free blocks in the allocator.
+"""Know the current CUDA stream of each thread, by number: each has its own pool of free blocks in the allocator.
 
-In: streams that code chooses. Out: the stream of a request. A node of the backward pass runs on the stream that was
-current when its forward made it (torch/csrc/autograd/engine.cpp), unless code inside of it chooses another one.
+A node of the backward pass runs on the stream that was current when its forward made it
+(torch/csrc/autograd/engine.cpp), unless code inside of it chooses another one.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def current() -> int:
     return _of_running_node() if stream is None else stream
 
 
-def choose(stream: int | None) -> int | None:
-    """Make a stream current in the calling thread, None for the one of each autograd node; return what was chosen."""
+def make_current(stream: int | None) -> int | None:
+    """Make a stream current in the calling thread, None for the one of each autograd node; return the one before."""
     if _thread.generation != _generation:
         _renew()
     before, since = _thread.stream, _thread.since
@@ -88,11 +88,11 @@ def by_engine(run: Callable[..., Any]) -> Callable[..., Any]:
     """Return `run`, the entry of the autograd engine, in which each node has the stream of its forward."""
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        before = choose(None)
+        before = make_current(None)
         try:
             return run(*args, **kwargs)
         finally:
-            choose(before)
+            make_current(before)
 
     return run_backward
 

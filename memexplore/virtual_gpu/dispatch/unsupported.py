@@ -1,7 +1,6 @@
-"""Errors for what a virtual GPU cannot simulate: kinds of tensors without a fake kernel, and single ops.
+"""Raise errors for what a virtual GPU cannot simulate: kinds of tensors without a fake kernel, and single ops.
 
-In: an op and the error of torch's fake kernel. Out: NotSimulated, with the line of the user's code, what cannot be
-simulated and what to do.
+Each names the line of the user's code, what cannot be simulated and what to do.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 from memexplore.torch_internals.dispatch import FakeTensor
-from memexplore.virtual_gpu.tensors import values
+from memexplore.virtual_gpu.values.value_reads import NotSimulated, user_frame
 
 QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 """Dtypes of `torch.quantize_per_tensor` and its like, whose tensors have a scale beside their values."""
@@ -47,13 +46,13 @@ def refuse_real_gpu(func: Any, values_of_op: tuple[Any, ...]) -> None:
     if func.overloadpacket.__name__ in _MAY_READ_REAL:
         return
     for value in values_of_op:
-        for each in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(each, torch.Tensor) and is_on_real_gpu(each):
-                frame = values.user_frame()
+        for tensor in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(tensor, torch.Tensor) and is_on_real_gpu(tensor):
+                frame = user_frame()
                 line = f"{frame.f_code.co_filename}:{frame.f_lineno}: " if frame is not None else ""
                 raise RuntimeError(
-                    f"{line}{func} has a tensor of shape {tuple(each.shape)} on the real GPU, and this code runs on a "
-                    "virtual one. Run it on copies with --dry-run (%%memprofile --dry-run --gpu NAME), or make the "
+                    f"{line}{func} has a tensor of shape {tuple(tensor.shape)} on the real GPU, and this code runs on "
+                    "a virtual one. Run it on copies with --dry-run (%%memprofile --dry-run --gpu NAME), or make the "
                     "model and its inputs after the virtual GPU is on (%memgpu NAME)"
                 )
 
@@ -73,19 +72,19 @@ def kind_of(func: Any, error: Exception | str = "") -> tuple[str, str] | None:
     return next(((kind, instead) for pattern, kind, instead in _KINDS if re.search(pattern, text)), None)
 
 
-def not_simulated(func: Any, error: Exception | str) -> values.NotSimulated:
+def not_simulated(func: Any, error: Exception | str) -> NotSimulated:
     """Return the error for an op that cannot be simulated, with the line of the user's code."""
-    frame = values.user_frame()
+    frame = user_frame()
     line = f"{frame.f_code.co_filename}:{frame.f_lineno}: " if frame is not None else ""
     kind = kind_of(func, error)
     if kind is not None:
-        what, instead = kind
-        return values.NotSimulated(
-            f"{line}{what} cannot be simulated on a virtual GPU ({func}): {instead}, or profile it on a real GPU"
+        unsupported, instead = kind
+        return NotSimulated(
+            f"{line}{unsupported} cannot be simulated on a virtual GPU ({func}): {instead}, or profile it on a real GPU"
         )
     # torch adds paragraphs of advice for the authors of ops.
     reason = re.split(r"\. |\n|, but there was no fake impl", str(error), maxsplit=1)[0]
-    return values.NotSimulated(
+    return NotSimulated(
         f"{line}{func} cannot be simulated on a virtual GPU ({type(error).__name__}: {reason}); profile it on a real "
         "GPU, or replace it by an op whose output shape does not depend on values"
     )

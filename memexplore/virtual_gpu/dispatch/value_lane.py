@@ -1,15 +1,15 @@
-"""Value lane: computes on the CPU what an op does to known values.
+"""Compute on the CPU what an op of the virtual GPU does to known values (values/known_values.py): the value lane.
 
-In: an op that runs on the virtual GPU, with its arguments and virtual results. Out: known values of its results
-(tensors/known_values.py), or results whose values are unknown. An op is computed if all values that it reads are known
-and its results are within the budget; a storage that it writes otherwise becomes unknown. Views need nothing: they
-share the storage.
+An op is computed if all values that it reads are known and its results are within the budget; a storage that it writes
+otherwise becomes unknown. Views need nothing: they share the storage. An error of the values that would end the op on a
+GPU ends it here as well; after any other error the values are unknown.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -17,12 +17,12 @@ import torch
 
 from memexplore.torch_internals.dispatch import pytree, schema_or_none
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
-from memexplore.virtual_gpu.dispatch import cpu_ops, sent_values, value_errors
+from memexplore.virtual_gpu.dispatch import cpu_ops, sent_values
 from memexplore.virtual_gpu.dispatch.autograd_engine import is_non_overlapping_and_dense
 from memexplore.virtual_gpu.dispatch.fake_kernels import is_real, replace_tensors
-from memexplore.virtual_gpu.tensors import known_values, real_tensors, values
 from memexplore.virtual_gpu.tensors.tensor import HOST, DeviceState, VirtualTensor
-from memexplore.virtual_gpu.value_setting import Values
+from memexplore.virtual_gpu.values import known_values, notes, real_tensors
+from memexplore.virtual_gpu.values.setting import Values
 
 _aten = torch.ops.aten
 
@@ -68,6 +68,24 @@ _HIDDEN_WRITES: dict[Any, tuple[int | str, ...]] = {
 }
 """Arguments that an op writes to though its schema does not say so: the running statistics."""
 
+_ASSERTIONS = frozenset({_aten._assert_async.default, _aten._assert_async.msg, _aten._functional_assert_async.msg})
+"""Ops that raise an error for values by design."""
+_CHECKS_OF_VALUES = re.compile(
+    "|".join(
+        (
+            r"index \S+ is out of bounds for dimension",  # gather, scatter: cuda/ScatterGatherKernel.cu
+            "probability tensor contains either|invalid multinomial distribution",  # cuda/MultinomialKernel.cu
+            "all elements of (input|target) should be between 0 and 1",  # binary_cross_entropy: cuda/Loss.cu
+            "Expected p_in >= 0 && p_in <= 1",  # bernoulli: cuda/DistributionBernoulli.cu
+            "Number of elements of source < number of ones in mask",  # masked_scatter: cuda/IndexKernel.cu
+            "repeats can not be negative",  # repeat_interleave: cuda/Repeat.cu
+            "only supports 1-d non-negative integral inputs",  # bincount: cuda/SummaryOps.cu
+        )
+    )
+)
+"""Messages of CPU kernels about values that end the program on a GPU too, most of them by a device-side assert; beside
+each the file below aten/src/ATen/native."""
+
 
 class LaneTraits(NamedTuple):
     """Facts about an op that the value lane needs, from its schema."""
@@ -84,8 +102,6 @@ class LaneTraits(NamedTuple):
     overwrites: bool
     keeps_the_rest: bool
     """Whether the op writes without reading what was there: its other elements stay as they are."""
-    reads_all: bool
-    """Whether the op reads the values of all its tensors, as most ops do."""
 
 
 @functools.cache
@@ -93,7 +109,7 @@ def lane_traits(func: Any) -> LaneTraits:
     """Return the facts about an op."""
     schema = schema_or_none(func)
     if schema is None:
-        return LaneTraits(False, False, False, False, (), False, False, True)
+        return LaneTraits(False, False, False, False, (), False, False)
     name = schema.name.split("::")[-1]
     writes = _HIDDEN_WRITES.get(func) or tuple(
         argument.name if argument.kwarg_only else position
@@ -112,7 +128,6 @@ def lane_traits(func: Any) -> LaneTraits:
         writes,
         overwrites,
         name in _KEEPS_THE_REST or any(argument.is_out for argument in schema.arguments),
-        not (communicates or value_free or overwrites),
     )
 
 
@@ -126,6 +141,13 @@ def _all_known(tensors: list[torch.Tensor], new: dict[int, torch.UntypedStorage]
         elif not is_real(tensor):
             return False
     return True
+
+
+def _count_of_targets(traits: LaneTraits, args: Any) -> int:
+    """Return the number of tensors, the first ones among an op's arguments, that the op overwrites without reading."""
+    if not traits.overwrites:
+        return 0
+    return len(args[0]) if isinstance(args[0], list | tuple) else 1
 
 
 class ValueLane:
@@ -154,47 +176,47 @@ class ValueLane:
         if traits.keeps_the_rest and known_values.uninitialized:
             new = self._initial(traits, args, kwargs or {})
         # A first look, without making tensors: most ops of a training step have an unknown first argument.
-        if traits.reads_all:
-            if not _all_known(tensors, new):
-                return None
-            targets = 0
-        elif traits.communicates:
+        if traits.communicates:
             return None
-        else:
-            targets = 0 if not traits.overwrites else len(args[0]) if isinstance(args[0], list | tuple) else 1
-            if not traits.value_free and not _all_known(tensors[targets:], new):
-                return None
-        unread = traits.value_free
-        found: list[torch.Tensor] = []
+        targets = _count_of_targets(traits, args)
+        if not traits.value_free and not _all_known(tensors[targets:] if targets else tensors, new):
+            return None
+        inputs: list[torch.Tensor] = []
         for number, tensor in enumerate(tensors):
-            if not isinstance(tensor, VirtualTensor):
-                found.append(tensor)
-                continue
-            values_of = known_values.of(tensor)
-            if values_of is None:
-                storage = untyped_storage(tensor)
-                key = storage_key(storage)
-                if key in new:
-                    values_of = known_values.in_storage(tensor, new[key])
-                elif unread:
-                    values_of = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-                elif number < targets and _fills_storage(tensor) and not tensor.host and self.fits(tensor):
-                    new[key] = torch.UntypedStorage(storage.nbytes())
-                    values_of = known_values.in_storage(tensor, new[key])
-                if values_of is None:
-                    return None
-            found.append(values_of)
-        return found
+            known = (
+                self._value_of(tensor, traits, number < targets, new) if isinstance(tensor, VirtualTensor) else tensor
+            )
+            if known is None:
+                return None
+            inputs.append(known)
+        return inputs
+
+    def _value_of(
+        self, tensor: VirtualTensor, traits: LaneTraits, is_target: bool, new: dict[int, torch.UntypedStorage]
+    ) -> torch.Tensor | None:
+        """Return the values of an argument, or a stand-in where the op does not read them; None if they are unknown."""
+        known = known_values.of(tensor)
+        if known is not None:
+            return known
+        storage = untyped_storage(tensor)
+        key = storage_key(storage)
+        if key not in new:
+            if traits.value_free:
+                return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+            if not (is_target and _fills_storage(tensor) and not tensor.host and self.fits(tensor)):
+                return None
+            new[key] = torch.UntypedStorage(storage.nbytes())
+        return known_values.in_storage(tensor, new[key])
 
     def _initial(self, traits: LaneTraits, args: Any, kwargs: Any) -> dict[int, torch.UntypedStorage]:
         """Return zeros for the uninitialized storages of which an op writes parts: a program reads what it wrote."""
-        found: dict[int, torch.UntypedStorage] = {}
+        zeros: dict[int, torch.UntypedStorage] = {}
         for value in _written(traits, args, kwargs):
             storage = untyped_storage(value)
             key = storage_key(storage)
             if key in known_values.uninitialized and not value.host and self.fits(value):
-                found[key] = real_tensors.zeros(storage.nbytes(), dtype=torch.uint8).untyped_storage()
-        return found
+                zeros[key] = real_tensors.zeros(storage.nbytes(), dtype=torch.uint8).untyped_storage()
+        return zeros
 
     def fits(self, tensor: torch.Tensor) -> bool:
         """Return whether a new copy of a tensor's size is within the budget."""
@@ -216,7 +238,7 @@ class ValueLane:
             return self._compute(func, args, kwargs, tensors, inputs)
         except BaseException as error:
             _forget_written(traits, args, kwargs)
-            if isinstance(error, Exception) and not value_errors.ends_on_gpu(func, error):
+            if isinstance(error, Exception) and not _ends_on_gpu(func, error):
                 return NotImplemented
             raise
 
@@ -306,7 +328,19 @@ class ValueLane:
         _forget_written(traits, args, kwargs)
         if self.setting is Values.REAL and not self._lost:
             self._lost = True
-            values.assume(f"from {func} on, values are not computed: the CPU has no kernel for it")
+            notes.assume(f"from {func} on, values are not computed: the CPU has no kernel for it")
+
+
+def _ends_on_gpu(func: Any, error: Exception) -> bool:
+    """Return whether an error of an op on the CPU is one of its values, with which it ends on a GPU too.
+
+    An IndexError of a function of `cpu_ops.OPS`, or of an operator that is not torch's, is no check of an index.
+    """
+    if isinstance(error, torch.linalg.LinAlgError) or func in _ASSERTIONS:
+        return True
+    if isinstance(error, IndexError):
+        return func.namespace == "aten" and func not in cpu_ops.OPS
+    return isinstance(error, RuntimeError) and _CHECKS_OF_VALUES.search(str(error)) is not None
 
 
 def _written(traits: LaneTraits, args: Any, kwargs: Any) -> Iterator[VirtualTensor]:

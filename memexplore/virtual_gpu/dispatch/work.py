@@ -1,7 +1,4 @@
-"""Work of one op: floating-point operations and bytes moved.
-
-In: the op, its arguments and planned outputs. Out: `Work`. FLOPs follow `torch.utils.flop_counter`.
-"""
+"""Count the floating-point operations and bytes of one op, as `torch.utils.flop_counter` does, and its seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from memexplore.gpu_catalogue import Gpu
+from memexplore.hardware.catalogue import Gpu
 from memexplore.torch_internals.dispatch import packet_or_none, schema_of
 from memexplore.virtual_gpu.kernels import table
 from memexplore.virtual_gpu.kernels.plan import Argument, Constant, NewTensor, View
@@ -118,7 +115,7 @@ def of_handled(func: Any, args: Any, outputs: list[Any]) -> Work | None:
     """Return the work of an op that a rule runs by plans of its own, None without a formula for it."""
     if packet_or_none(func) not in _FORMULAS:
         return None
-    values = [value for each in args for value in (each if isinstance(each, list | tuple) else (each,))]
+    values = [value for entry in args for value in (entry if isinstance(entry, list | tuple) else (entry,))]
     return of(func, args, {}, [value for value in values if isinstance(value, torch.Tensor)], outputs)
 
 

@@ -1,7 +1,6 @@
-"""accelerate's own record of this process (rank, world, device, plugins), which it keeps for the life of the process.
+"""Restore what accelerate records about this process for its life: rank, world, device, plugins.
 
-Out: a patch that restores what accelerate had recorded before the virtual GPU was turned on, or that it had nothing,
-and one that forgets it for a rank: accelerate would take the size of the group that it recorded first.
+A rank begins without a record: accelerate would take the size of the group that it recorded first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""`torch.distributed.checkpoint` on one rank: it saves and loads the part of this rank, and joins plans itself.
+"""Save and load the part of this rank by `torch.distributed.checkpoint`, whose plans this rank joins itself.
 
-In: the functions by which torch's own code sends plans and state dicts to other ranks. Out: the same requests to the
-allocator, with the plan of this rank as the plan of all ranks.
+The requests to the allocator are those of torch's own functions, with the plan of this rank as the plan of all ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from memexplore.virtual_gpu.distributed import objects
 from memexplore.virtual_gpu.distributed.groups import is_ours
 from memexplore.virtual_gpu.patches.device_names import is_virtual
 from memexplore.virtual_gpu.patches.install import Patch, Replace
-from memexplore.virtual_gpu.tensors import values
+from memexplore.virtual_gpu.values import notes
 
 _ASSUMED = (
     "torch.distributed.checkpoint saved and loaded the part of this rank only, whose files are no whole checkpoint"
@@ -58,7 +57,7 @@ def _joining(original: Callable[..., Any]) -> Callable[..., Any]:
         if _is_virtual(messages):
             messages.is_coordinator = True
             if dist.get_world_size(messages.group) > 1:
-                values.note(f"assumed: {_ASSUMED}")
+                notes.note(f"assumed: {_ASSUMED}")
 
     return construct
 

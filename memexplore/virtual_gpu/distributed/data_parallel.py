@@ -1,6 +1,6 @@
-"""DistributedDataParallel: what its C++ part reads back from the GPU. Buckets, hooks and reductions are torch's own.
+"""Give DistributedDataParallel what its C++ part reads back from the GPU.
 
-Source: torch/csrc/distributed/c10d/reducer.cpp.
+Buckets, hooks and reductions are torch's own. Source: torch/csrc/distributed/c10d/reducer.cpp.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from memexplore.virtual_gpu.dispatch.runner import PlanRunner
 from memexplore.virtual_gpu.distributed.groups import is_ours
 from memexplore.virtual_gpu.patches.device_names import is_virtual
 from memexplore.virtual_gpu.patches.install import Patch, Replace
-from memexplore.virtual_gpu.tensors import known_values
+from memexplore.virtual_gpu.values import known_values
 
 
 def patches(runner: PlanRunner) -> list[Patch]:

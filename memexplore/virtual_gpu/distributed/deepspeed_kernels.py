@@ -1,4 +1,4 @@
-"""DeepSpeed on one rank: stand-ins for the kernels that it compiles, and its comparison of this rank with rank 0.
+"""Stand in for the kernels that DeepSpeed compiles, and for its comparison of this rank with rank 0.
 
 The kernels update tensors in place and allocate nothing; a compiler and the CUDA toolkit would be needed for them.
 Source of the names and arguments: deepspeed/ops/adam, deepspeed/ops/lion, deepspeed/ops/adagrad, deepspeed/ops/csrc and
@@ -15,8 +15,8 @@ from typing import Any
 from memexplore.torch_internals.dispatch import pytree
 from memexplore.virtual_gpu.distributed.groups import is_ours
 from memexplore.virtual_gpu.patches.install import Insert, Patch, Replace
-from memexplore.virtual_gpu.tensors import known_values
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+from memexplore.virtual_gpu.values import known_values
 
 _MODULE = "deepspeed.ops.op_builder.builder"
 _FUNCTIONS: dict[str, tuple[str, ...]] = {
@@ -47,8 +47,8 @@ def _comparisons() -> list[Patch]:
 
     def numbers(own: list[int]) -> Any:
         """Receive the numbers of rank 0, which are those of this rank."""
-        found = received(own)
-        return list(own) if is_ours(None) else found
+        of_rank_0 = received(own)
+        return list(own) if is_ours(None) else of_rank_0
 
     def compare_length(
         own: list[int], original: Callable[..., Any] = module.assert_lst_len_same_as_other_ranks

@@ -1,8 +1,8 @@
-"""Process groups of one rank: `init_process_group` and `new_group` of any backend, without other processes.
+"""Make process groups of one rank: `init_process_group` and `new_group` of any backend, without other processes.
 
-In: the arguments of torch's own functions, which stay in place: only the meeting of the processes and the backend are
-replaced. Out: groups of the backend `fake` that report the backend they were made for. A group of the user's that
-exists when the virtual GPU is turned on is left alone and keeps working for CPU tensors.
+torch's own functions stay in place: only the meeting of the processes and the backend are replaced. The groups are of
+the backend `fake`, and report the backend they were made for. A group of the user's that exists when the virtual GPU is
+turned on is left alone and keeps working for CPU tensors.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from memexplore.torch_internals.distributed import (
 )
 from memexplore.virtual_gpu.distributed import ranks
 from memexplore.virtual_gpu.patches.install import Call, Keep, Patch, Replace
-from memexplore.virtual_gpu.tensors import values
 from memexplore.virtual_gpu.tensors.tensor import DeviceState
+from memexplore.virtual_gpu.values import notes
 
 ASSUMED = "every rank of a process group has tensors of the same sizes and values as this rank"
 _EXCEPTION_HOOK = "_distributed_excepthook"
@@ -111,7 +111,7 @@ def _new_group(original: Callable[..., Any], prepare: Callable[[], object]) -> C
             if not members:
                 DeviceState.ranks = size
             if size > 1 and not members:
-                values.note(f"assumed: {ASSUMED}; this is rank {rank} of {size}")
+                notes.note(f"assumed: {ASSUMED}; this is rank {rank} of {size}")
         return made
 
     return make

@@ -1,9 +1,8 @@
-"""Objects and files that one rank has and another needs: written to a folder by the one, read there by the other.
+"""Bring objects and files from one rank to another: the one writes them to a folder, the other reads them there.
 
-In: what `send_object_list` sends, the path of a file that a rank does not find, and a command that runs another rank.
-Out: what `recv_object_list` receives, and a copy of the file. A rank that has not sent yet is run in a process of its
-own, a *helper*, which stops at each optimizer step until a further object or file of its rank is needed. So a pipeline
-stage learns the shapes of its inputs from the stage before it, which learns them from the stage before that.
+A rank that has not sent yet is run in a process of its own, a *helper*, which stops at each optimizer step until a
+further object or file of its rank is needed. So a pipeline stage learns the shapes of its inputs from the stage before
+it, which learns them from the stage before that.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Collectives of Python objects: the requests of torch's own functions, and the object of this rank for every rank.
+"""Run collectives of Python objects: the requests of torch's own functions, and the object of this rank for every rank.
 
-In: objects that can be pickled. Out: copies of them. What one rank sends to another arrives where a command can run the
-other rank (messages.py), also what it sends to all, where this rank has None in its place. Nothing else that another
-rank alone knows is received: a list keeps what this rank has in it, and a note says so. Groups of real processes keep
-torch's own functions. Source: the functions of the same names in torch/distributed/distributed_c10d.py.
+What one rank sends to another arrives where a command can run the other rank (messages.py), also what it sends to all,
+where this rank has None in its place. Nothing else that another rank alone knows is received: a list keeps what this
+rank has in it, and a note says so. Groups of real processes keep torch's own functions. Source: the functions of the
+same names in torch/distributed/distributed_c10d.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from memexplore.torch_internals.distributed import c10d, device_of_objects, obje
 from memexplore.virtual_gpu.distributed import messages
 from memexplore.virtual_gpu.distributed.groups import is_ours
 from memexplore.virtual_gpu.patches.install import Patch, Replace
-from memexplore.virtual_gpu.tensors import values
+from memexplore.virtual_gpu.values import notes
 
 _UNKNOWN = object()
 
@@ -125,8 +125,8 @@ def _broadcast(
     dist.broadcast(data, group_src=source, group=group)
     if dist.get_rank(group) == source:
         _send_to_group(object_list, "broadcast", group)
-    elif (found := _sent_to_group(object_list, "broadcast", group, source)) is not None:
-        object_list[:] = found
+    elif (sent := _sent_to_group(object_list, "broadcast", group, source)) is not None:
+        object_list[:] = sent
     else:
         _receive_into(object_list, "broadcast_object_list", source)
 
@@ -155,31 +155,31 @@ def _scatter(
     if sends:
         _send_to_group(objects, "scatter", group)
         scatter_object_output_list[0] = _copy(objects[rank])
-    elif (found := _sent_to_group(scatter_object_output_list[:1], "scatter", group, source)) is not None:
-        scatter_object_output_list[0] = found[rank]
+    elif (sent := _sent_to_group(scatter_object_output_list[:1], "scatter", group, source)) is not None:
+        scatter_object_output_list[0] = sent[rank]
     else:
         _receive_into(scatter_object_output_list, "scatter_object_list", source)
 
 
-def _send_to_group(objects: list[Any], what: str, group: Any) -> None:
-    messages.send(objects, dist.get_rank(), _group_name(what, group))
+def _send_to_group(objects: list[Any], collective: str, group: Any) -> None:
+    messages.send(objects, dist.get_rank(), _group_name(collective, group))
 
 
-def _sent_to_group(placeholders: list[Any], what: str, group: Any, source: int) -> list[Any] | None:
+def _sent_to_group(placeholders: list[Any], collective: str, group: Any, source: int) -> list[Any] | None:
     """Return the objects that a rank of a group sends to all others, where this rank has None in the place of one.
 
     What this rank has itself counts as what is sent. None where the other rank is not run.
     """
-    sender, name = _global_rank(group, source), _group_name(what, group)
+    sender, name = _global_rank(group, source), _group_name(collective, group)
     if _Received.obj is _UNKNOWN and any(value is None for value in placeholders):
         return messages.receive(sender, dist.get_rank(), name)
     messages.skip(sender, name)
     return None
 
 
-def _group_name(what: str, group: Any) -> str:
+def _group_name(collective: str, group: Any) -> str:
     members = dist.get_process_group_ranks(group)
-    return f"{what}-{zlib.crc32(repr(members).encode()):08x}"
+    return f"{collective}-{zlib.crc32(repr(members).encode()):08x}"
 
 
 def _receive(
@@ -242,4 +242,4 @@ def _receive_into(target: list[Any], name: str, source: int) -> None:
     if _Received.obj is not _UNKNOWN:
         target[0] = _Received.obj
         return
-    values.assume(f"{name} received what this rank has in its list: the objects of rank {source} are not known")
+    notes.assume(f"{name} received what this rank has in its list: the objects of rank {source} are not known")

@@ -1,9 +1,11 @@
-"""All patches of `torch.distributed` while a virtual GPU is on."""
+"""Join all patches of `torch.distributed`, those of modules that a program imports later included."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 import torch
@@ -16,18 +18,15 @@ from memexplore.virtual_gpu.distributed import (
     accelerate_state,
     data_parallel,
     deepspeed_kernels,
+    fsdp2,
     groups,
-    late_imports,
     objects,
-    remote_calls,
-    sharded_states,
-    shards,
-    spawned,
-    stores,
+    other_processes,
     works,
+    zero_redundancy,
 )
 from memexplore.virtual_gpu.patches import install
-from memexplore.virtual_gpu.patches.install import Patch, Replace
+from memexplore.virtual_gpu.patches.install import Call, Patch, Replace
 
 
 def patches(runner: PlanRunner) -> list[Patch]:
@@ -35,7 +34,7 @@ def patches(runner: PlanRunner) -> list[Patch]:
     if not AVAILABLE:
         return []
     dtensors, rules = _Once(_of_dtensor), _Once(_of_compiler_rules)
-    makes = {**deepspeed_kernels.PATCHES, ZERO: sharded_states.patches, FSDP2: shards.patches}
+    makes = {**deepspeed_kernels.PATCHES, ZERO: zero_redundancy.patches, FSDP2: fsdp2.patches}
     imported = {name: _Once(make) for name, make in makes.items()}
 
     def on_group() -> None:
@@ -49,13 +48,12 @@ def patches(runner: PlanRunner) -> list[Patch]:
         *(Replace(module, "init_process_group", start) for module in modules),
         Replace(ACCELERATOR.owner, ACCELERATOR.name, _accelerator),
         *groups.patches(on_group),
-        late_imports.patch({name: once.install for name, once in imported.items()}),
-        *remote_calls.patches(),
+        after_import({name: once.install for name, once in imported.items()}),
+        *other_processes.patches_of_remote_calls(),
         accelerate_state.patch(),
         *works.patches(),
         *objects.patches(),
-        *spawned.patches(),
-        *stores.patches(),
+        *other_processes.patches(),
         *data_parallel.patches(runner),
         *(dtensors.patches() if torch.distributed.is_initialized() else []),
     ]
@@ -73,13 +71,12 @@ def _starting(original: Callable[..., Any], rules: _Once) -> Callable[..., Any]:
 
 def _of_dtensor() -> list[Patch]:
     # Importing DTensor takes 0.5 s, and the others together 0.3 s.
-    from memexplore.virtual_gpu.distributed import checkpoints, dtensor, flat_states, pipelines, sharded_tensors
+    from memexplore.virtual_gpu.distributed import checkpoints, dtensor, fsdp1, pipelines
 
     return [
         *dtensor.patches(),
         *checkpoints.patches(),
-        *flat_states.patches(),
-        *sharded_tensors.patches(),
+        *fsdp1.patches(),
         *pipelines.patches(),
     ]
 
@@ -111,3 +108,50 @@ class _Once:
 
 def _accelerator(check: Any = None) -> torch.device:
     return torch.device("cuda")
+
+
+# --- modules that the program imports later ---------------------------------------------------------------------------
+
+
+def after_import(after: Mapping[str, Callable[[], object]]) -> Patch:
+    """Return the patch that calls a function of `after` when the module of its name has been imported.
+
+    Other imports are not changed.
+    """
+    finder: Any = _Finder(after)
+
+    def remove() -> None:
+        while finder in sys.meta_path:
+            sys.meta_path.remove(finder)
+
+    return Call(lambda: sys.meta_path.insert(0, finder), remove)
+
+
+class _Finder:
+    """Finds the modules that are waited for where the finders behind it find them."""
+
+    def __init__(self, after: Mapping[str, Callable[[], object]]) -> None:
+        self._after = after
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Return where a module is, with a loader that calls the function after it has run the module."""
+        if name not in self._after:
+            return None
+        finders = (finder for finder in sys.meta_path if finder is not self)
+        specs = (finder.find_spec(name, path, target) for finder in finders)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            _call_after(spec.loader, self._after[name])
+        return spec
+
+
+def _call_after(loader: Any, function: Callable[[], object]) -> None:
+    execute = loader.exec_module
+
+    def run(module: Any) -> None:
+        # The loader stays with the module.
+        del loader.exec_module
+        execute(module)
+        function()
+
+    loader.exec_module = run

@@ -1,4 +1,4 @@
-"""`torch.distributed.pipelining` on one rank: stages that are moved to the GPU, and the vote on given shapes.
+"""Run `torch.distributed.pipelining` on one rank: stages that are moved to the GPU, and the vote on given shapes.
 
 The shapes that a stage receives from its neighbours are objects: messages.py.
 """
@@ -22,16 +22,16 @@ _TRACES = (2, 13)
 
 def patches() -> list[Patch]:
     """Return the patches of pipelines, for names that the installed torch has."""
-    found: list[Patch] = []
+    replacements: list[Patch] = []
     if hasattr(*VOTE):
-        found.append(Replace(VOTE.owner, VOTE.name, _vote(VOTE.value)))
+        replacements.append(Replace(VOTE.owner, VOTE.name, _vote(VOTE.value)))
     if hasattr(*FAKE_TENSOR):
-        found.append(Replace(FAKE_TENSOR.owner, FAKE_TENSOR.name, _other_than_virtual(FAKE_TENSOR.value)))
+        replacements.append(Replace(FAKE_TENSOR.owner, FAKE_TENSOR.name, _other_than_virtual(FAKE_TENSOR.value)))
     if hasattr(*IS_FAKE_TENSOR):
-        found.append(Replace(IS_FAKE_TENSOR.owner, IS_FAKE_TENSOR.name, _not_of_virtual(IS_FAKE_TENSOR.value)))
+        replacements.append(Replace(IS_FAKE_TENSOR.owner, IS_FAKE_TENSOR.name, _not_of_virtual(IS_FAKE_TENSOR.value)))
     if tuple(map(int, torch.__version__.split(".")[:2])) < _TRACES:
-        found.append(Replace(Pipe, "from_tracing", staticmethod(_refuse_to_trace)))
-    return found
+        replacements.append(Replace(Pipe, "from_tracing", staticmethod(_refuse_to_trace)))
+    return replacements
 
 
 def _refuse_to_trace(*args: Any, **kwargs: Any) -> Any:

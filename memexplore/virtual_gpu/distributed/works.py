@@ -1,6 +1,6 @@
-"""Works: what `Work.wait` releases, for collectives that ran on virtual tensors (kernels/collectives.py).
+"""Release at `Work.wait` what collectives on virtual tensors keep (kernels/collectives.py).
 
-Also the values of tensors on the CPU after a reduction, which the backend `fake` leaves as they are.
+Also set the values of tensors on the CPU after a reduction, which the backend `fake` leaves as they are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from memexplore.torch_internals.distributed import SOURCE_RANK, WAIT, c10d
 from memexplore.virtual_gpu.distributed import groups
 from memexplore.virtual_gpu.kernels import collective_values, collectives
 from memexplore.virtual_gpu.patches.install import Patch, Replace
-from memexplore.virtual_gpu.tensors import values
+from memexplore.virtual_gpu.values import notes
 
 _NCCL = (2, 30, 7)
 """Release of NCCL in the CUDA build of torch 2.15, as `torch.cuda.nccl.version()` reports it."""
@@ -92,7 +92,7 @@ def _source_rank(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return original(work)
         except RuntimeError:
-            values.assume("what is received from any rank came from rank 0")
+            notes.assume("what is received from any rank came from rank 0")
             return 0
 
     return source_rank

@@ -1,4 +1,4 @@
-"""Files while a virtual GPU is on: what a program writes never replaces a file that holds values.
+"""Keep a program from replacing files that hold values while a virtual GPU is on.
 
 Changed files go to a temporary folder, the overlay, which mirrors the user's folders; a read looks there first.
 

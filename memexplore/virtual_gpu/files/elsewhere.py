@@ -1,4 +1,4 @@
-"""Files that another rank has written: a path that this rank does not find goes in, its copy in the overlay comes out.
+"""Copy files that another rank has written, and that this rank does not find, to the overlay.
 
 A checkpoint that rank 0 alone saves is read by all ranks, and the part that each rank saves by others.
 """
@@ -59,7 +59,7 @@ def removing(overlay: Overlay, logical: str) -> None:
         _State.give(logical)
 
 
-def found(overlay: Overlay, file: Any) -> str | None:
+def fetched(overlay: Overlay, file: Any) -> str | None:
     """Return the path in the overlay of a file that only another rank has, None if none has it."""
     if _State.fetch is None or overlay.inside:
         return None
@@ -77,8 +77,8 @@ def found(overlay: Overlay, file: Any) -> str | None:
     return upper
 
 
-def found_beside_own(overlay: Overlay, file: Any) -> str | None:
-    """Return what `found` does for a file that the program looks for, and does not open yet.
+def fetched_beside_own_files(overlay: Overlay, file: Any) -> str | None:
+    """Return the same as `fetched` for a file that the program looks for, and does not open yet.
 
     Only beside files without values that this rank has saved: before, a program looks for a checkpoint to resume from.
     """
@@ -91,11 +91,11 @@ def found_beside_own(overlay: Overlay, file: Any) -> str | None:
             path in overlay.written or (paths.is_pickled(path) and paths.holds_mark(path, overlay.mark))
             for path in beside
         )
-    return found(overlay, file) if is_beside else None
+    return fetched(overlay, file) if is_beside else None
 
 
-def awaited(overlay: Overlay, file: Any) -> str | None:
-    """Return what `found` does for a file that the program waits for, None if it only looks for it.
+def fetched_when_awaited(overlay: Overlay, file: Any) -> str | None:
+    """Return the same as `fetched` for a file that the program waits for, None if it only looks for it.
 
     Raises RuntimeError where no other rank has written the file when it ends.
     """
@@ -105,7 +105,7 @@ def awaited(overlay: Overlay, file: Any) -> str | None:
         logical = overlay.logical(os.fsdecode(file))
         if not policy.is_from_another_rank(overlay, logical) or not _is_waiting(logical):
             return None
-    copy = found(overlay, file)
+    copy = fetched(overlay, file)
     if copy is None:
         raise RuntimeError(
             f"this rank waits for the file {os.fsdecode(file)}, and no other rank has written it when it ended: let "

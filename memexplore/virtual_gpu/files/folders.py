@@ -1,4 +1,4 @@
-"""Entries of a folder with the overlay: `os.scandir` for a folder whose files lie in two places."""
+"""List folders whose files lie in two places, the user's and the overlay: `os.scandir`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from memexplore.virtual_gpu.files.overlay import Overlay
 class Entry:
     """An entry of a folder as `os.DirEntry` has it, with the path that the program knows."""
 
-    def __init__(self, overlay: Overlay, folder: str, name: str, found: str) -> None:
+    def __init__(self, overlay: Overlay, folder: str, name: str, place: str) -> None:
         self._overlay = overlay
-        self._found = found
+        self._place = place
         self.name = name
         self.path = os.path.join(folder, name)
 
@@ -25,7 +25,7 @@ class Entry:
         return f"<DirEntry {self.name!r}>"
 
     def _target(self, follow: bool) -> str:
-        return self._overlay.for_reading(self.path, follow) if follow else self._found
+        return self._overlay.for_reading(self.path, follow) if follow else self._place
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
         """Return the status of the file."""
@@ -52,7 +52,7 @@ class Entry:
     def is_symlink(self) -> bool:
         """Whether the entry is a symbolic link."""
         with self._overlay.real():
-            return os.path.islink(self._found)
+            return os.path.islink(self._place)
 
     def is_junction(self) -> bool:
         """Whether the entry is a junction of Windows."""
@@ -89,9 +89,9 @@ def entries(overlay: Overlay, folder: str) -> Entries:
     """
     with overlay.real():
         logical = overlay.logical(folder)
-        found = []
+        merged = []
         for name in overlay.names(logical):
             place = overlay.located(os.path.join(logical, name))
             if place is not None:
-                found.append(Entry(overlay, folder, name, place))
-        return Entries(found)
+                merged.append(Entry(overlay, folder, name, place))
+        return Entries(merged)

@@ -1,4 +1,4 @@
-"""The overlay: paths of a program go in, and paths of the user's files or of their changed copies come out.
+"""Find the place of each file of a program: the user's file, or its changed copy in the overlay.
 
 The overlay is a temporary folder that mirrors absolute paths. A changed file exists there in place of the user's file;
 a deleted file of the user's is only listed as deleted. The functions of `os` that this file calls are the real ones:
@@ -138,14 +138,14 @@ class Overlay:
             candidate = os.path.join(current, name)
             if not waiting and not follow:
                 return candidate
-            found = self.located(candidate)
-            if found is None or not os.path.islink(found):
+            place = self.located(candidate)
+            if place is None or not os.path.islink(place):
                 current = candidate
                 continue
             links += 1
             if links > _MAX_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-            target = os.path.join(current, os.readlink(found))
+            target = os.path.join(current, os.readlink(place))
             current, waiting = start, paths.parts(os.path.splitdrive(target)[1]) + waiting
         return current
 
@@ -156,10 +156,10 @@ class Overlay:
         """
         with self.real():
             logical = self.logical(path, follow)
-            found = self.located(logical)
-            if found is None and self.hidden(logical):
+            place = self.located(logical)
+            if place is None and self.hidden(logical):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-            return self.in_place(path, logical, follow) if found in (None, logical) else str(found)
+            return self.in_place(path, logical, follow) if place in (None, logical) else str(place)
 
     def in_place(self, path: str, logical: str, follow: bool = True) -> str:
         """Return the path of a logical path on disk, where a link of the program's can be a file of the user's."""
@@ -238,10 +238,10 @@ class Overlay:
         Raises OSError as `os.remove` does.
         """
         with self.real(), self.lock:
-            found = self.located(logical)
-            if found is None:
+            place = self.located(logical)
+            if place is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), logical)
-            if os.path.isdir(found) and not os.path.islink(found):
+            if os.path.isdir(place) and not os.path.islink(place):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), logical)
             self._forget(logical)
 
@@ -251,10 +251,10 @@ class Overlay:
         Raises OSError as `os.rmdir` does.
         """
         with self.real(), self.lock:
-            found = self.located(logical)
-            if found is None:
+            place = self.located(logical)
+            if place is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), logical)
-            if not os.path.isdir(found) or os.path.islink(found):
+            if not os.path.isdir(place) or os.path.islink(place):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), logical)
             if self.names(logical):
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), logical)
@@ -292,11 +292,11 @@ class Overlay:
         Raises OSError as `os.listdir` does.
         """
         with self.real(), self.lock:
-            found = self.located(logical)
-            if found is None:
+            place = self.located(logical)
+            if place is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), logical)
-            above = [name for name in os.listdir(found) if name != ownership.MARK] if found != logical else []
-            if found != logical and (self.hidden(logical) or not os.path.isdir(logical)):
+            above = [name for name in os.listdir(place) if name != ownership.MARK] if place != logical else []
+            if place != logical and (self.hidden(logical) or not os.path.isdir(logical)):
                 return above
             seen = set(above)
             below = [name for name in os.listdir(logical) if name not in seen]
@@ -308,17 +308,17 @@ class Overlay:
         Raises OSError as `os.replace` does.
         """
         with self.real(), self.lock:
-            found, replaced = self.located(source), self.located(target)
-            if found is None:
+            place, replaced = self.located(source), self.located(target)
+            if place is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source, None, target)
             if self.parent_refuses(target):
-                os.replace(found, self._refusing(target))
+                os.replace(place, self._refusing(target))
                 return
             if source == target:
                 return
             if target.startswith(source + os.sep):
                 raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), source, None, target)
-            is_folder = paths.is_folder(found)
+            is_folder = paths.is_folder(place)
             if replaced is not None and is_folder != paths.is_folder(replaced):
                 code = errno.ENOTDIR if is_folder else errno.EISDIR
                 raise OSError(code, os.strerror(code), source, None, target)
@@ -328,13 +328,13 @@ class Overlay:
             moved = {path: flag for path, flag in self.written.items() if (path + os.sep).startswith(source + os.sep)}
             if replaced is not None:
                 self._forget(target)
-            if found != source and not (is_folder and os.path.isdir(source) and not self.hidden(source)):
-                os.replace(found, self.upper(target))
+            if place != source and not (is_folder and os.path.isdir(source) and not self.hidden(source)):
+                os.replace(place, self.upper(target))
             else:
                 self._copy(source, target)
                 moved.setdefault(source, False)
             is_users = is_folder or (self.policy(self, source) and not paths.holds_mark(source, self.mark))
-            if found == source and not is_users:
+            if place == source and not is_users:
                 # A file that the program made in place, such as one of `tempfile`.
                 os.remove(source)
                 self.disown(source)
@@ -343,14 +343,14 @@ class Overlay:
 
     def _copy(self, source: str, target: str) -> None:
         """Copy what the program sees at a path to another path of the overlay."""
-        found = self.located(source)
-        assert found is not None
-        if paths.is_folder(found):
+        place = self.located(source)
+        assert place is not None
+        if paths.is_folder(place):
             os.makedirs(self.upper(target), exist_ok=True)
             for name in self.names(source):
                 self._copy(os.path.join(source, name), os.path.join(target, name))
         else:
-            shutil.copy2(found, self.upper(target), follow_symlinks=False)
+            shutil.copy2(place, self.upper(target), follow_symlinks=False)
 
     def link(self, text: str, logical: str) -> None:
         """Make a symbolic link in the overlay.

@@ -1,4 +1,4 @@
-"""Owners of overlays: a folder goes in, and is marked as in use; overlays of processes that were killed are closed.
+"""Mark the folders of overlays as in use, and close overlays of processes that were killed.
 
 A process that ends closes its overlay: it deletes the files of tensors without values, and the folder if no other file
 is in it. A process that was killed cannot, so the next one that makes an overlay does it. The mark is a locked file:

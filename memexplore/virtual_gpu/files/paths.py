@@ -1,4 +1,4 @@
-"""Parts of paths, and what a file on disk is: a path goes in, and paths or a yes or no come out."""
+"""Take paths apart, and tell what a file on disk is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which changes of files go to the overlay: a path and the overlay go in, and a yes or no comes out.
+"""Decide which changes of files go to the overlay.
 
 In `memexplore run`, changes of all files that existed before the run do; a new file is written in place, where other
 processes and native code find it. In a notebook, changes of files that hold tensors or arrays do. Everywhere, files of
@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from memexplore.text.result_files import TAPE
 from memexplore.virtual_gpu.files.overlay import Overlay
 
 _SUFFIXES = frozenset(
@@ -24,6 +25,7 @@ _MAGIC = (
     (b"\x89HDF\r\n\x1a\n", "HDF5"),
     (b"GGUF", "llama.cpp"),
     (b"PAR1", "Parquet"),
+    *((start, "tapes") for start in TAPE.starts),
     (b"ARROW1", "Arrow"),
     *((bytes([0x80, protocol]), "pickle") for protocol in range(2, 6)),
 )
@@ -37,7 +39,6 @@ _SAVING = ("save", "checkpoint", "ckpt")
 _BELOW = ("fsspec", "memexplore.virtual_gpu", "numpy", "pandas", "safetensors", "torch")
 """Libraries that write what others give them, besides the standard library."""
 _CACHES = ("HF_HOME", "HF_DATASETS_CACHE", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-_RESULTS = ("memexplore.snapshot", "memexplore.tape", "memexplore.report", "memexplore.notebook", "memexplore.cli")
 _SYSTEM = ("/dev", "/proc", "/sys", "/run")
 _DRIVES = "/run/media"
 """Folder of the drives that a desktop mounts."""
@@ -103,7 +104,7 @@ def is_result() -> bool:
     frame: Any = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        if module.startswith(_RESULTS):
+        if module.startswith("memexplore.") and not module.startswith("memexplore.virtual_gpu."):
             return True
         if not module.startswith("memexplore.virtual_gpu.files.") and module not in ("contextlib", "pathlib"):
             return False

@@ -1,8 +1,7 @@
-"""`open` and the functions of `os` and `shutil` that change or read files by name, with the overlay below them.
+"""Put the overlay below `open` and the functions of `os` and `shutil` that change or read files by name.
 
-In: the overlay. Out: rows for the table of patches. A path given as a number and one relative to an open folder
-(`dir_fd`) are passed on, and so are folders in bytes that are listed. Before the first change every read is passed on
-unchanged.
+A path given as a number and one relative to an open folder (`dir_fd`) are passed on, and so are folders in bytes that
+are listed. Before the first change every read is passed on unchanged.
 """
 
 from __future__ import annotations
@@ -90,8 +89,8 @@ def imported(name: str, original: Any, replacement: Any) -> list[Replace]:
     # Without a line of Python for each of thousands of modules.
     modules = list(filter(functools.partial(type.__instancecheck__, types.ModuleType), list(sys.modules.values())))
     values = map(operator.methodcaller("get", name), map(vars, modules))
-    found = itertools.compress(modules, map(operator.is_, values, itertools.repeat(original)))
-    return [Replace(module, name, replacement) for module in found]
+    owners = itertools.compress(modules, map(operator.is_, values, itertools.repeat(original)))
+    return [Replace(module, name, replacement) for module in owners]
 
 
 def imported_rows(rows: list[Replace]) -> list[Replace]:
@@ -127,12 +126,12 @@ def _read(overlay: Overlay, original: Callable[..., Any], follow: bool) -> Calla
         if not overlay.changed or _passes(overlay, path, **kwargs):
             return original(path, *args, **kwargs)
         try:
-            found = overlay.for_reading(os.fsdecode(path), follow and kwargs.get("follow_symlinks", True))
+            place = overlay.for_reading(os.fsdecode(path), follow and kwargs.get("follow_symlinks", True))
         except OSError:
             if original.__name__ == "access":
                 return False
             raise
-        result = original(found, *args, **kwargs)
+        result = original(place, *args, **kwargs)
         # `readlink` returns what it is given.
         return os.fsencode(result) if isinstance(path, bytes) and isinstance(result, str) else result
 
@@ -150,7 +149,7 @@ def _stat(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
         except FileNotFoundError:
             if _passes(overlay, path, **kwargs):
                 raise
-            copy = elsewhere.found_beside_own(overlay, path) or elsewhere.awaited(overlay, path)
+            copy = elsewhere.fetched_beside_own_files(overlay, path) or elsewhere.fetched_when_awaited(overlay, path)
             if copy is None:
                 raise
         return original(copy, *args, **kwargs)
@@ -193,7 +192,7 @@ def _open(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
                 seen = overlay.for_reading(os.fsdecode(file)) if overlay.changed else file
                 return original(seen, mode, *args, **kwargs)
             except FileNotFoundError:
-                copy = elsewhere.found(overlay, file)
+                copy = elsewhere.fetched(overlay, file)
                 if copy is None:
                     raise
             return original(copy, mode, *args, **kwargs)
@@ -281,10 +280,10 @@ def _attribute(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., 
             return original(path, *args, **kwargs)
         logical = _logical(overlay, path, kwargs.get("follow_symlinks", True))
         with overlay.real():
-            found = overlay.located(logical)
-        if found is not None and found != logical:
-            return original(found, *args, **kwargs)
-        if found is not None and overlay.policy is policy.every_file and overlay.diverts(logical):
+            place = overlay.located(logical)
+        if place is not None and place != logical:
+            return original(place, *args, **kwargs)
+        if place is not None and overlay.policy is policy.every_file and overlay.diverts(logical):
             return None
         return original(overlay.for_reading(os.fsdecode(path), kwargs.get("follow_symlinks", True)), *args, **kwargs)
 
@@ -355,8 +354,8 @@ def _link(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
             if overlay.located(target) is not None:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), src, None, dst)
             # A copy, because a change of the link would be a change of the user's file.
-            found = overlay.for_reading(source, follow=False)
-            shutil.copy2(found, overlay.for_writing(target, keep=False), follow_symlinks=False)
+            place = overlay.for_reading(source, follow=False)
+            shutil.copy2(place, overlay.for_writing(target, keep=False), follow_symlinks=False)
         return None
 
     return link
@@ -383,8 +382,8 @@ def _rmtree(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any
             return original(path, *args, **kwargs)
         logical = _logical(overlay, path, follow=False)
         with overlay.real():
-            found = overlay.located(logical)
-            is_tree = found is not None and os.path.isdir(found) and not os.path.islink(found)
+            place = overlay.located(logical)
+            is_tree = place is not None and os.path.isdir(place) and not os.path.islink(place)
             # A folder with a checkpoint is kept as a whole, its settings and logs included.
             holds_values = is_tree and not overlay.is_own(logical) and policy.tree_holds_values(logical)
             hide = is_tree and (holds_values or overlay.diverts(logical))

@@ -1,4 +1,4 @@
-"""The safetensors library on a virtual GPU: its files of virtual tensors, and its loading onto the device.
+"""Write and read the files of virtual tensors of the safetensors library, and load them onto the device.
 
 Tensors whose values are known are written as usual. If one has no values, `torch.save` writes the file, which keeps
 shapes and dtypes. Other readers refuse such a file: it is read by `safe_open` while a virtual GPU is on only.

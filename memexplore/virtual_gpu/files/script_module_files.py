@@ -1,7 +1,6 @@
-"""TorchScript on a virtual GPU: its C++ code opens files itself, and knows neither the overlay nor virtual tensors.
+"""Put the overlay below TorchScript, whose C++ code opens files itself and does not know virtual tensors.
 
-In: the overlay. Out: rows for the table of patches. A saved module with virtual tensors has no values, and cannot be
-loaded.
+A saved module with virtual tensors has no values, and cannot be loaded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The files of one virtual GPU while it is on: its overlay, the patches for it, and the sentences that report it."""
+"""Keep the files of a virtual GPU while it is on: its overlay, the patches for it, and the sentences that report it."""
 
 from __future__ import annotations
 
@@ -119,18 +119,18 @@ def has_file(path: str) -> bool:
 
 
 def _seen(path: str) -> str | None:
-    found = None if _overlay.closed else _overlay.located(_overlay.logical(path))
-    return found if found is not None and os.path.isfile(found) else None
+    place = None if _overlay.closed else _overlay.located(_overlay.logical(path))
+    return place if place is not None and os.path.isfile(place) else None
 
 
 def copy_file(path: str, target: str) -> bool:
     """Copy the file that the running program sees at a path; return whether there is one."""
     with _overlay.real():
-        found = _seen(path)
-        if found is None:
+        place = _seen(path)
+        if place is None:
             return False
         partial = f"{target}.{os.getpid()}"
-        shutil.copyfile(found, partial)
+        shutil.copyfile(place, partial)
         os.replace(partial, target)
         return True
 
@@ -155,7 +155,9 @@ def report() -> tuple[str, ...]:
 def _reported(overlay: Overlay) -> tuple[list[str], list[str], list[str]]:
     """Return logical paths: of files without values, other written files, and hidden files of the user's."""
     valueless = {
-        path for path, found in overlay.written.items() if found or paths.holds_mark(overlay.upper(path), overlay.mark)
+        path
+        for path, marked in overlay.written.items()
+        if marked or paths.holds_mark(overlay.upper(path), overlay.mark)
     }
     valueless.update(overlay.own_without_values())
     replaced = {part for path in overlay.written for part in paths.with_folders(path)}
@@ -165,14 +167,14 @@ def _reported(overlay: Overlay) -> tuple[list[str], list[str], list[str]]:
     return sorted(valueless), [path for path in overlay.written if path not in valueless], hidden
 
 
-def _files(found: list[str]) -> str:
-    names = [os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path for path in found]
+def _files(files: list[str]) -> str:
+    names = [os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path for path in files]
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _were(found: list[str]) -> str:
-    return "was" if len(found) == 1 else "were"
+def _were(files: list[str]) -> str:
+    return "was" if len(files) == 1 else "were"
 
 
 __all__ = ["copy_file", "every_file", "patches", "read_path", "report", "written_files"]

@@ -1,4 +1,4 @@
-"""`torch.save` and `numpy.memmap` on a virtual GPU: a file of tensors without values never replaces another file."""
+"""Let no file of tensors without values replace another file: `torch.save` and `numpy.memmap`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from memexplore.virtual_gpu.files import policy
 from memexplore.virtual_gpu.files.overlay import Overlay
 from memexplore.virtual_gpu.files.replacements import imported, making
 from memexplore.virtual_gpu.patches.install import Replace
-from memexplore.virtual_gpu.tensors import known_values
 from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor
+from memexplore.virtual_gpu.values import known_values
 
 
 def rows(overlay: Overlay) -> list[Replace]:
@@ -84,14 +84,14 @@ def content_of(value: Any, module: Any = pickle) -> Content:
     content = Content.REAL
 
     class Search(module.Pickler):
-        def persistent_id(self, found: Any) -> Any:
+        def persistent_id(self, obj: Any) -> Any:
             nonlocal content
-            if isinstance(found, VirtualTensor):
-                if values_of(found) is None:
+            if isinstance(obj, VirtualTensor):
+                if values_of(obj) is None:
                     raise _UnknownError
                 content = Content.KNOWN
                 return "tensor"
-            is_storage = isinstance(found, torch.storage.TypedStorage) or torch.is_storage(found)
+            is_storage = isinstance(obj, torch.storage.TypedStorage) or torch.is_storage(obj)
             return "storage" if is_storage else None
 
     try:

@@ -1,6 +1,6 @@
-"""The tokenizers library with the overlay below: its Rust code opens files itself, here Python does.
+"""Put the overlay below the tokenizers library: its Rust code opens files itself, here Python does.
 
-In: the overlay. Out: rows for the table of patches, none if the library is not installed.
+There is nothing to replace if the library is not installed.
 """
 
 from __future__ import annotations

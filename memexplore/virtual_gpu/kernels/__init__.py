@@ -1,25 +1,55 @@
-"""Memory requests of each op of a CUDA build: one table of rules, each with its source file in PyTorch.
+"""Say what memory each op of a CUDA build requests: one rule for each kernel, entered in one table.
 
-A rule takes the arguments of an op (shapes, dtypes, flags) and returns the outputs of the op and its memory requests in
-order, as a `Plan` or as `Requests` (plan.py). `cuda_build.current()` has the torch release and the GPU.
+To change what a kernel allocates, find its op in the file of its library below. All of it stands in one place:
 
-- table.py: **the table**, op -> entries (kind of rule, rule, source file). Start here to add or to look up an op.
-- plan.py: the values that rules return; shapes.py: helpers to make them.
-- cublas_workspace.py: size and lifetime of workspaces that libraries keep, by compute capability and torch release.
-- hopper_convolutions.py: workspaces of convolutions on Hopper GPUs, fitted on measured ones.
-- One file per subject: products, grouped_mm, convolutions, attention (choice of the kernel) and attention_memory,
-  reductions, normalization, batch_norm, losses, indexing, sorting, elementwise, random_numbers, rnn, ctc, sampling
-  (grid_sample), transfers, collectives (of torch.distributed; collective_values has their values).
-- composed.py: ops that call other ops in C++; cub.py: scratch of cub's sorts, scans and selections.
-- sparse.py: sparse tensors and their ops.
-- without_fake_kernel.py: ops for which torch has no fake kernel, and the note on solvers.
-- composites.py: composite ops that branch on the device in C++; composite_dispatch.py registers them with torch.
-- encoder.py: nn.TransformerEncoderLayer's fast path; data_dependent.py: ops whose output shape depends on values.
-- autograd_in_place.py: ops that autograd's formulas run in place on a real GPU.
-- bitsandbytes.py: ops of LLM.int8().
-- cuda_build.py: the torch release and GPU of the CUDA build that the virtual GPU imitates.
+    @rule(Kind.REQUESTS, "cudnn/ConvShared.cpp", _aten.convolution.default)
+    def forward(args, kwargs, outputs): ...
 
-To change the cuBLAS workspace rule, edit cublas_workspace.py. To add an op: write its rule in the file of its subject,
-name the C++ function in the docstring, and add an entry with the C++ file to table.py. An op without an entry requests
-the storages of its outputs, in order, and nothing else. Tests are in tests/virtual_gpu/test_<file>.py.
+The decorator enters the rule in the table (table.py): its kind, the file of PyTorch that it follows, its ops. A rule
+takes the arguments of an op (shapes, dtypes, flags) and returns the memory requests of its kernel in order, as
+`Requests` or with the outputs as a `Plan` (plan.py); the docstring says which, in the words of the C++ function. An op
+without a rule requests the storages of its outputs, in order, and nothing else. `cuda_build.current()` has the torch
+release and the GPU. Tests are in tests/virtual_gpu/test_<file>.py.
+
+- cuBLAS: cublas.py, cublas_workspace.py (workspaces that handles keep); cuSOLVER and MAGMA: linear_algebra.py.
+- cuDNN: convolutions.py, hopper_convolutions.py (workspaces on Hopper, fitted on measured ones), recurrent.py;
+  cuDNN's kernels of other subjects are in normalization.py, attention.py, images.py (grid_sample) and ctc.py.
+- cuFFT: cufft.py. cub: cub.py (scratch of sorts, scans and selections), sorting.py, indexing.py, random_numbers.py.
+- NCCL: collectives.py, collective_values.py (their values), traffic.py (the bytes that they send).
+- bitsandbytes: bitsandbytes.py (LLM.int8()).
+- Kernels of PyTorch's own: attention.py, encoder.py (fast path of nn.TransformerEncoderLayer), normalization.py,
+  softmax.py, reductions.py, elementwise.py, losses.py, images.py, distances.py, transfers.py (copies between CPU and
+  GPU), sparse.py.
+- data_dependent.py: ops whose output shape depends on values; without_fake_kernel.py: shapes of outputs that torch
+  cannot tell.
+- autograd_in_place.py: ops that autograd's formulas run in place on a real GPU; composite_dispatch.py: registers the
+  rules of composite ops with torch.
 """
+
+from memexplore.virtual_gpu.kernels import (  # noqa: F401
+    attention,
+    autograd_in_place,
+    bitsandbytes,
+    collectives,
+    convolutions,
+    ctc,
+    cublas,
+    cufft,
+    data_dependent,
+    distances,
+    elementwise,
+    encoder,
+    images,
+    indexing,
+    linear_algebra,
+    losses,
+    normalization,
+    random_numbers,
+    recurrent,
+    reductions,
+    softmax,
+    sorting,
+    sparse,
+    transfers,
+    without_fake_kernel,
+)

@@ -1,4 +1,4 @@
-"""LLM.int8() of bitsandbytes: ops whose outlier columns depend on values, which torch's fake kernels cannot make.
+"""Run LLM.int8() of bitsandbytes: ops whose outlier columns depend on values, which torch's fake kernels cannot make.
 
 Source: bitsandbytes/backends/cuda/ops.py. The other ops of bitsandbytes have fake kernels of their own.
 """
@@ -10,21 +10,22 @@ from typing import Any
 import torch
 
 from memexplore.torch_internals.dispatch import schema_of
-from memexplore.virtual_gpu.kernels.plan import Constant, Free, OpRunner, Output, Plan, Requests, Scratch
-from memexplore.virtual_gpu.kernels.shapes import new
-from memexplore.virtual_gpu.tensors import values
+from memexplore.virtual_gpu.kernels.plan import Constant, Free, OpRunner, Output, Plan, Requests, Scratch, new
+from memexplore.virtual_gpu.kernels.table import Kind, rule
+from memexplore.virtual_gpu.values import notes
 
 
 def _outliers(source: torch.Tensor, threshold: float) -> tuple[Any, Requests]:
     """Return the outlier columns, of which there are none, and the requests that look for them."""
     if not threshold:
         return Constant(None), []
-    values.assume("no activation exceeds the outlier threshold of LLM.int8()")
+    notes.assume("no activation exceeds the outlier threshold of LLM.int8()")
     count = source.numel()
     # abs, then the mask, then `any` of it.
     return new((0,), torch.int64), [Scratch(count * source.itemsize), Scratch(count), Free(0), Scratch(1)]
 
 
+@rule(Kind.PLAN, "bitsandbytes/backends/cuda/ops.py", "bitsandbytes.int8_vectorwise_quant.default")
 def vectorwise_quant(args: Any, kwargs: Any) -> Plan:
     """`int8_vectorwise_quant(A, threshold=0)`: rows in int8, a scale for each row, outlier columns."""
     source = args[0]
@@ -35,6 +36,7 @@ def vectorwise_quant(args: Any, kwargs: Any) -> Plan:
     return Plan(outputs, tuple, [Output(1), Output(0), *search])
 
 
+@rule(Kind.PLAN, "bitsandbytes/backends/cuda/ops.py", "bitsandbytes.int8_double_quant.default")
 def double_quant(args: Any, kwargs: Any) -> Plan:
     """`int8_double_quant(A, threshold=0)`: the same by rows and by columns."""
     source = args[0]
@@ -61,6 +63,7 @@ def _arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     return dict.fromkeys(names) | dict(zip(names, args, strict=False)) | kwargs
 
 
+@rule(Kind.OPS, "bitsandbytes/backends/cuda/ops.py", "bitsandbytes.int8_scaled_mm.default")
 def scaled_mm(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """`int8_scaled_mm`: the product in int32, in fp16, in the dtype (bitsandbytes/backends/default/ops.py)."""
     given = _arguments(func, args, kwargs)
@@ -74,6 +77,7 @@ def scaled_mm(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
         return result.to(dtype)
 
 
+@rule(Kind.OPS, "bitsandbytes/backends/cuda/ops.py", "bitsandbytes.int8_mixed_scaled_mm.default")
 def mixed_scaled_mm(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """`int8_mixed_scaled_mm` without outlier columns (bitsandbytes/backends/default/ops.py)."""
     given = _arguments(func, args, kwargs)

@@ -1,8 +1,7 @@
-"""Known values after a collective, if every rank has the values of this rank.
+"""Follow known values through a collective, as if every rank had the values of this rank.
 
-In: the arguments of a c10d op, and the tensors of this rank. Out: known values of its outputs
-(tensors/known_values.py), or outputs whose values are unknown: what another rank alone knows. A sum over N ranks is N
-times the value of this rank.
+A sum over N ranks is N times the value of this rank. The values of what another rank alone knows become unknown
+(values/known_values.py).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
-from memexplore.virtual_gpu.tensors import known_values
+from memexplore.virtual_gpu.values import known_values
 
 LIMIT = 4 << 20
 """Bytes of the largest output with values in a group of several ranks."""

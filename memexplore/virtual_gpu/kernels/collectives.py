@@ -1,10 +1,10 @@
-"""Collectives on virtual tensors: memory that ProcessGroupNCCL requests, and works that have finished.
+"""Run collectives: request the memory that ProcessGroupNCCL requests, and return works that have finished.
 
-In: the c10d ops. Out: what the ops return; the outputs are the tensors of the arguments. An asynchronous collective
-keeps its inputs and its flat buffer until `Work.wait`, or as long as its outputs live. A real one that has ended
-before gives them back when the next one begins: these blocks are reported (`collective_begins`). Source: `collective`,
-`workEnqueue`, the watchdog and the functions of each collective in
-torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp. NCCL's own memory is outside the allocator.
+The outputs of the c10d ops are tensors of their arguments. An asynchronous collective keeps its inputs and its flat
+buffer until `Work.wait`, or as long as its outputs live. A real one that has ended before gives them back when the next
+one begins: these blocks are reported (`collective_begins`). Source: `collective`, `workEnqueue`, the watchdog and the
+functions of each collective in torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp. NCCL's own memory is outside the
+allocator.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from memexplore.torch_internals.dispatch import schema_of
 from memexplore.torch_internals.distributed import AVAILABLE, work_from_future
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
 from memexplore.virtual_gpu.kernels import collective_values, traffic
+from memexplore.virtual_gpu.kernels.table import Kind, rule
 from memexplore.virtual_gpu.tensors.live_storages import StorageRef, live_storages
 
 _HOLDS = "holds_of_running_collectives"
@@ -41,23 +42,25 @@ OPS = _ops()
 """The collectives of this build of torch."""
 
 
+@rule(Kind.OPS, "torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp", *OPS)
 def run(runner: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """Run a collective: request its buffers, and return its outputs and a finished work."""
     schema = schema_of(func)
     given = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
     outputs, inputs = _tensors(given)
-    runner.collective_begins()
+    plan_runner = runner.plan_runner
+    plan_runner.collective_begins()
     name = schema.name.removeprefix("c10d::")
-    if runner.traffic_log is not None:
-        runner.traffic_log.append(traffic.of(name, given, outputs, inputs))
+    if plan_runner.traffic_log is not None:
+        plan_runner.traffic_log.append(traffic.of(name, given, outputs, inputs))
     with runner:
         buffers = _buffers(name, given)
-        _tag(runner, buffers)
+        _tag(plan_runner.observer, buffers)
         collective_values.follow(name, given, outputs)
     # ProcessGroupNCCL gathers into a flat buffer, which is then the output of its work.
     result = buffers if schema.name == "c10d::allgather_" and buffers else outputs
     if given.get("async_op", True) and result:
-        _hold(runner, result[0], [*inputs, *buffers])
+        _hold(plan_runner, result[0], [*inputs, *buffers])
     future: Any = torch.futures.Future()
     future.set_result(result)
     work = work_from_future(future).boxed()
@@ -92,12 +95,12 @@ def _buffers(name: str, given: dict[str, Any]) -> list[torch.Tensor]:
     return []
 
 
-def _tag(runner: Any, buffers: list[torch.Tensor]) -> None:
+def _tag(observer: Any, buffers: list[torch.Tensor]) -> None:
     """Tell the recorder which blocks the collective itself has requested."""
-    if runner.observer is not None:
+    if observer is not None:
         for buffer in buffers:
             ref = live_storages[storage_key(untyped_storage(buffer))]
-            runner.observer.tag_block(ref.address, (Category.COMMUNICATION_BUFFER, None))
+            observer.tag_block(ref.address, (Category.COMMUNICATION_BUFFER, None))
 
 
 def _same_size(tensors: list[torch.Tensor]) -> bool:
@@ -131,10 +134,10 @@ class _Hold:
     __del__ = release
 
 
-def _hold(runner: Any, output: torch.Tensor, tensors: list[torch.Tensor]) -> None:
+def _hold(plan_runner: Any, output: torch.Tensor, tensors: list[torch.Tensor]) -> None:
     others = [tensor for tensor in tensors if tensor is not output]
     if others:
-        output.__dict__.setdefault(_HOLDS, []).append(_Hold(others, runner.free_held))
+        output.__dict__.setdefault(_HOLDS, []).append(_Hold(others, plan_runner.free_held))
 
 
 def release(outputs: Any) -> None:

@@ -1,9 +1,9 @@
-"""Registration of the composite kernels with torch's dispatcher.
+"""Register the composite kernels (rules of kind COMPOSITE) with torch's dispatcher.
 
-In: the composite entries of table.py. Out: composite ops on virtual tensors, and on DTensors of them, run the branch
-that a CUDA build takes while a virtual GPU is on. The kernels are registered on AutogradPrivateUse1, a key that only
-virtual tensors of the device have; for tensors of another PrivateUse1 backend they call C++. A DTensor has the keys of
-meta tensors: for it the kernels are registered on AutogradMeta, until the virtual GPU is turned off.
+A composite op branches on the device in C++. A virtual tensor reports `meta` to C++, so C++ would take another branch
+than a CUDA build does. The kernels are registered on AutogradPrivateUse1, a key that only virtual tensors of the device
+have; for tensors of another PrivateUse1 backend they call C++. A DTensor has the keys of meta tensors: for it the
+kernels are registered on AutogradMeta, until the virtual GPU is turned off.
 """
 
 from __future__ import annotations
@@ -15,11 +15,17 @@ from typing import Any
 
 import torch
 
-from memexplore.torch_internals.dispatch import DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard, destroy_library
+from memexplore.torch_internals.dispatch import (
+    DispatchKey,
+    DispatchKeySet,
+    ExcludeDispatchKeyGuard,
+    destroy_library,
+    kernel_lookup_of,
+)
 from memexplore.virtual_gpu.kernels import table
-from memexplore.virtual_gpu.kernels.composites import decomposed
-from memexplore.virtual_gpu.tensors import values
-from memexplore.virtual_gpu.tensors.tensor import BACKEND, DeviceState, VirtualTensor
+from memexplore.virtual_gpu.kernels.plan import is_on_gpu
+from memexplore.virtual_gpu.tensors.tensor import BACKEND, DeviceState
+from memexplore.virtual_gpu.values import notes
 
 AUTOCAST_NOTE = (
     "autocast does not reach DTensors (tensor parallelism), whose ops keep the dtype of the tensors inside: convert "
@@ -29,6 +35,11 @@ _aten = torch.ops.aten
 _registered: list[torch.library.Library] = []
 # Composite for backends without a kernel of their own; CUDA has one, and autograd a formula that calls it.
 _WITH_CUDA_KERNEL = ("silu_backward", "mish_backward", "_fused_rms_norm")
+
+
+def decomposed(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run a composite op as C++ decomposes it."""
+    return kernel_lookup_of(op)(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
 def _where(accepts: Callable[[Any], bool], op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,7 +57,7 @@ def _where(accepts: Callable[[Any], bool], op: Any, kernel: Callable[..., Any]) 
 def kernel_of(op: Any) -> Callable[..., Any]:
     """Return the kernel of a composite op for virtual tensors without the keys of autograd, as of inference mode."""
     rule = table.find(op, table.Kind.COMPOSITE)
-    return functools.partial(decomposed, op) if rule is None else _where(_is_virtual, op, rule)
+    return functools.partial(decomposed, op) if rule is None else _where(is_on_gpu, op, rule)
 
 
 def has_cuda_kernel(name: str) -> bool:
@@ -54,15 +65,11 @@ def has_cuda_kernel(name: str) -> bool:
     return name in _WITH_CUDA_KERNEL
 
 
-def _is_virtual(value: Any) -> bool:
-    return isinstance(value, VirtualTensor) and not value.host
-
-
 def _is_distributed(value: Any) -> bool:
     if not type(value).__module__.startswith("torch.distributed.") or not value.is_cuda:
         return False
     if torch.is_autocast_enabled(BACKEND.type):
-        values.note(AUTOCAST_NOTE)
+        notes.note(AUTOCAST_NOTE)
     return True
 
 
@@ -76,7 +83,7 @@ def register() -> None:
         return
     autograd = torch.library.Library("aten", "IMPL", "AutogradPrivateUse1")
     for op, kernel in table.of_kind(table.Kind.COMPOSITE).items():
-        autograd.impl(op, _where(_is_virtual, op, kernel))
+        autograd.impl(op, _where(is_on_gpu, op, kernel))
     backend = torch.library.Library("aten", "IMPL", "PrivateUse1")
     for name in _WITH_CUDA_KERNEL:
         # A registered kernel makes autograd use its formula; the dispatch mode answers before the kernel is called.

@@ -1,10 +1,10 @@
-"""Memory of convolutions in cuDNN: copies in its memory format, the result, a workspace that is mostly an estimate.
+"""Request the memory of convolutions in cuDNN: copies in its memory format, the result, and a workspace.
 
-In: the op's arguments. Out: `Requests`. cuDNN's heuristics choose the algorithm, and with it the workspace, inside the
-library. In float32 recordings give the workspace to the byte for a 3 x 3 window on Turing (Winograd), and none for a
-1 x 1 window. Elsewhere the weight's bytes stand for it. On tensor cores a contiguous (NCHW) input is converted to NHWC
-inside the workspace, which then holds input, weight and output. A note on the tape gives the range. For Hopper GPUs the
-rules are in hopper_convolutions.py.
+The workspace is mostly an estimate, as the tape's notes say: cuDNN's heuristics choose the algorithm, and with it the
+workspace, inside the library. In float32 recordings give the workspace to the byte for a 3 x 3 window on Turing
+(Winograd), and none for a 1 x 1 window. Elsewhere the weight's bytes stand for it. On tensor cores a contiguous (NCHW)
+input is converted to NHWC inside the workspace, which then holds input, weight and output. For Hopper GPUs the rules
+are in hopper_convolutions.py.
 
 A workspace that does not fit is not an error: cuDNN tries the next algorithm (try_plans and try_configs in
 cudnn/Conv_v8.cpp catch OutOfMemoryError).
@@ -19,20 +19,46 @@ from typing import Any
 import torch
 
 from memexplore.tape import Category
-from memexplore.virtual_gpu.kernels import cuda_build, float32_precision, reductions
+from memexplore.virtual_gpu.kernels import cuda_build, reductions
 from memexplore.virtual_gpu.kernels import hopper_convolutions as hopper
-from memexplore.virtual_gpu.kernels.plan import Free, NewTensor, OptionalScratch, Output, Requests, Scratch
-from memexplore.virtual_gpu.kernels.shapes import accumulator_bytes, nbytes
-from memexplore.virtual_gpu.tensors import values
+from memexplore.virtual_gpu.kernels.plan import (
+    Free,
+    NewTensor,
+    OptionalScratch,
+    Output,
+    Requests,
+    Scratch,
+    accumulator_bytes,
+    nbytes,
+)
+from memexplore.virtual_gpu.kernels.table import Kind, rule
+from memexplore.virtual_gpu.values import notes
+
+_aten = torch.ops.aten
+
+_CONVOLUTIONS = [_aten.convolution.default, _aten.convolution_backward.default]
 
 HOPPER_NOTE = (
     "cuDNN's convolution workspaces are estimates, by rules that were fitted on 32 600 measured ones of an H100: they "
     "give nine in ten workspaces of results and input gradients to the byte, and half of weight gradients"
 )
+
 NOTE = (
     "cuDNN's convolution workspaces are estimates: the weight's bytes each, or input, weight and output together where "
     "a contiguous input runs on tensor cores (recorded: 0 to 5 times the weight; with cudnn.benchmark more)"
 )
+
+
+@rule(Kind.TF32, "cudnn/ConvShared.cpp", *_CONVOLUTIONS)
+def tf32_allowed_in_convolutions() -> bool:
+    """Return whether convolutions may: by default they do."""
+    return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]
+
+
+@rule(Kind.SETTINGS, "Convolution.cpp", *_CONVOLUTIONS)
+def settings() -> tuple[bool, ...]:
+    """Return the global settings that decide the requests of a convolution."""
+    return torch.backends.cudnn.enabled, tf32_allowed_in_convolutions()
 
 
 def _channels_last(tensor: torch.Tensor) -> bool:
@@ -57,11 +83,6 @@ def _uses_cudnn(source: torch.Tensor, weight: torch.Tensor, groups: int) -> bool
         torch.float32,
         torch.float64,
     )
-
-
-def settings() -> tuple[bool, ...]:
-    """Return the global settings that decide the requests of a convolution."""
-    return torch.backends.cudnn.enabled, float32_precision.of_convolutions()
 
 
 def _winograd(weight: torch.Tensor, inputs: int, outputs: int) -> int:
@@ -98,7 +119,7 @@ def _workspace(
         if transposed:
             # It is the gradient of the input of the convolution that makes its input of its result.
             shapes, of = (result, source.shape), _TRANSPOSED.get(of, of)
-        precision = hopper.precision_of(source.dtype, float32_precision.of_convolutions())
+        precision = hopper.precision_of(source.dtype, tf32_allowed_in_convolutions())
         last = _channels_last(source) or _channels_last(weight)
         return hopper.workspace(
             hopper.Convolution(shapes[0], weight.shape, shapes[1], max(stride), precision, last, max(dilation)), of
@@ -107,7 +128,7 @@ def _workspace(
         return 0
     half = source.dtype in (torch.float16, torch.bfloat16)
     tensor_cores = (half and capability >= (7, 0)) or (
-        source.dtype is torch.float32 and capability >= (8, 0) and float32_precision.of_convolutions()
+        source.dtype is torch.float32 and capability >= (8, 0) and tf32_allowed_in_convolutions()
     )
     if tensor_cores and not _channels_last(source):
         return nbytes(source) + nbytes(weight) + math.prod(result) * source.dtype.itemsize
@@ -149,13 +170,14 @@ def _in_channels_last(output: NewTensor) -> NewTensor:
     return output._replace(stride=meta.stride())
 
 
+@rule(Kind.REQUESTS, "cudnn/ConvShared.cpp", _aten.convolution.default)
 def forward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """Copies, result, workspace; the bias is added in place: cudnn_convolution in cudnn/ConvShared.cpp."""
     source, weight = args[:2]
     groups = args[8]
     if type(outputs[0]) is not NewTensor or not _uses_cudnn(source, weight, groups):
         return None
-    values.note(HOPPER_NOTE if cuda_build.current().compute_capability >= (9, 0) else NOTE)
+    notes.note(HOPPER_NOTE if cuda_build.current().compute_capability >= (9, 0) else NOTE)
     last = _channels_last(source) or _channels_last(weight)
     if last:
         outputs[0] = _in_channels_last(outputs[0])
@@ -167,6 +189,7 @@ def forward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     return requests
 
 
+@rule(Kind.REQUESTS, "Convolution.cpp", _aten.convolution_backward.default)
 def backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """Gradients of input, weight and bias in this order, the first two with a workspace: Convolution.cpp."""
     gradient, source, weight = args[:3]
@@ -176,7 +199,7 @@ def backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
         order = (1, 0) if gradient.dim() == 4 else (0, 1)
         without: Requests = [Output(number) for number in order if type(outputs[number]) is NewTensor]
         return without + (_bias_gradient(gradient) if mask[2] else [])
-    values.note(HOPPER_NOTE if cuda_build.current().compute_capability >= (9, 0) else NOTE)
+    notes.note(HOPPER_NOTE if cuda_build.current().compute_capability >= (9, 0) else NOTE)
     last = _channels_last(source) or _channels_last(weight)
     requests = _copies([gradient, source, weight] if mask[1] else [gradient, weight], last)
     for index in range(2):

@@ -1,7 +1,7 @@
-"""Connectionist temporal classification (ctc_loss): which kernel runs, and its memory.
+"""Choose the kernel of connectionist temporal classification (ctc_loss), and request its memory.
 
-In: the op's arguments. Out: the loss, composed as on CUDA, or `Plan`s of its kernels. Source: ctc_loss_impl in
-LossCTC.cpp, _use_cudnn_ctc_loss and _cudnn_ctc_loss in cudnn/LossCTC.cpp, the native kernel in cuda/LossCTC.cu.
+Source: ctc_loss_impl in LossCTC.cpp, _use_cudnn_ctc_loss and _cudnn_ctc_loss in cudnn/LossCTC.cpp, the native kernel in
+cuda/LossCTC.cu.
 """
 
 from __future__ import annotations
@@ -13,20 +13,17 @@ import torch
 
 from memexplore.tape import Category
 from memexplore.torch_internals.dispatch import schema_of
-from memexplore.virtual_gpu.kernels.plan import OpRunner, Output, Plan, Requests, Scratch
-from memexplore.virtual_gpu.kernels.shapes import nbytes, new
-from memexplore.virtual_gpu.tensors import real_tensors, values
+from memexplore.virtual_gpu.kernels.plan import OpRunner, Output, Plan, Requests, Scratch, is_on_gpu, nbytes, new
+from memexplore.virtual_gpu.kernels.table import Kind, rule
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+from memexplore.virtual_gpu.values import notes, real_tensors
 
 _aten = torch.ops.aten
 
 NOTE = "cuDNN's workspace for ctc_loss is an estimate: the log-probabilities and one forward variable for each state"
+
 _LONGEST = 255
 """Longest target that cuDNN takes."""
-
-
-def _virtual(tensor: Any) -> bool:
-    return isinstance(tensor, VirtualTensor) and not tensor.host
 
 
 def _lengths(lengths: Any, longest: int) -> list[int]:
@@ -35,7 +32,7 @@ def _lengths(lengths: Any, longest: int) -> list[int]:
         return list(lengths)
     if not isinstance(lengths, VirtualTensor):
         return lengths.reshape(-1).tolist()
-    values.assume("the lengths in ctc_loss count as the longest possible")
+    notes.assume("the lengths in ctc_loss count as the longest possible")
     return [longest] * lengths.numel()
 
 
@@ -60,12 +57,13 @@ def uses_cudnn(log_probs: torch.Tensor, targets: torch.Tensor, inputs: Any, outp
     if isinstance(inputs, torch.Tensor):
         if inputs.dtype is not torch.int32 or outputs.dtype is not torch.int32:
             return False
-    elif _virtual(targets) or any(length != log_probs.shape[0] for length in inputs):
+    elif is_on_gpu(targets) or any(length != log_probs.shape[0] for length in inputs):
         return False
     pairs = zip(*_input_and_target_lengths(log_probs, targets, inputs, outputs), strict=True)
     return all(output <= min(_LONGEST, length) for length, output in pairs)
 
 
+@rule(Kind.COMPOSITE, "LossCTC.cpp", _aten.ctc_loss.IntList, _aten.ctc_loss.Tensor)
 def loss(  # type: ignore[no-untyped-def]
     log_probs, targets, input_lengths, target_lengths, blank=0, reduction=1, zero_infinity=False
 ):
@@ -81,7 +79,7 @@ def loss(  # type: ignore[no-untyped-def]
     else:
         if not batched and targets.dim() == 1:
             targets = targets.unsqueeze(0)
-        if not _virtual(targets) or targets.dtype is not torch.int64:
+        if not is_on_gpu(targets) or targets.dtype is not torch.int64:
             targets = targets.to(log_probs.device, torch.int64)
         input_lengths, target_lengths = _input_and_target_lengths(log_probs, targets, input_lengths, target_lengths)
         losses = _aten._ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)[0]
@@ -102,11 +100,13 @@ def loss(  # type: ignore[no-untyped-def]
     return losses if batched else losses.squeeze(0)
 
 
+@rule(Kind.OPS, "cudnn/LossCTC.cpp", _aten._use_cudnn_ctc_loss.default, _aten._use_cudnn_ctc_loss.Tensor)
 def answer_use_cudnn(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """_use_cudnn_ctc_loss."""
     return uses_cudnn(*args)
 
 
+@rule(Kind.OPS, "LossCTC.cpp", _aten._ctc_loss.Tensor, _aten._ctc_loss_backward.Tensor)
 def with_tensor_lengths(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """The native ops' overloads with lengths as tensors, which are read on the CPU: ctc_loss_tensor in LossCTC.cpp."""
     names = [argument.name for argument in schema_of(func).arguments]
@@ -119,6 +119,7 @@ def with_tensor_lengths(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> 
         return op(*args[:first], *lengths, *args[first + 2 :], **kwargs)
 
 
+@rule(Kind.PLAN, "cuda/LossCTC.cu", _aten._ctc_loss.default)
 def forward(args: Any, kwargs: Any) -> Plan:
     """Offsets and lengths on the device, log-alphas, losses: ctc_loss_gpu_template in cuda/LossCTC.cu."""
     log_probs, _, _, target_lengths = args[:4]
@@ -130,6 +131,7 @@ def forward(args: Any, kwargs: Any) -> Plan:
     return Plan(outputs, tuple, [*(Scratch(8 * batch) for _ in range(3)), Output(1), Output(0)])
 
 
+@rule(Kind.PLAN, "cuda/LossCTC.cu", _aten._ctc_loss_backward.default)
 def backward(args: Any, kwargs: Any) -> Plan:
     """Log-betas of the log-alphas' size, then the gradient: ctc_loss_backward_gpu_template in cuda/LossCTC.cu."""
     log_probs, log_alpha = args[1], args[6]
@@ -143,15 +145,16 @@ def _forward_variables(longest: int, log_probs: torch.Tensor) -> int:
     return batch * steps * (2 * longest + 1) * log_probs.dtype.itemsize
 
 
+@rule(Kind.PLAN, "cudnn/LossCTC.cpp", _aten._cudnn_ctc_loss.default, _aten._cudnn_ctc_loss.Tensor)
 def cudnn(args: Any, kwargs: Any) -> Plan:
     """Losses together with the gradient, which the backward pass only scales: _cudnn_ctc_loss in cudnn/LossCTC.cpp."""
-    values.note(NOTE)
+    notes.note(NOTE)
     log_probs, targets, _, target_lengths = args[:4]
     copy: Requests = []
     longest: int = _LONGEST
     if isinstance(target_lengths, Sequence):
         longest = max(target_lengths, default=0)
-    elif not _virtual(targets):
+    elif not is_on_gpu(targets):
         copy = [Scratch(nbytes(targets))]
     workspace = Scratch(nbytes(log_probs) + _forward_variables(longest, log_probs), Category.WORKSPACE)
     outputs: list[Any] = [new((log_probs.shape[1],), log_probs.dtype), new(tuple(log_probs.shape), log_probs.dtype)]

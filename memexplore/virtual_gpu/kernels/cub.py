@@ -1,8 +1,8 @@
-"""Bytes of the scratch of cub's device algorithms: sorts, scans, selections, reductions.
+"""Tell the bytes of the scratch of cub's device algorithms: sorts, scans, selections, reductions.
 
-In: the number of values, bytes of each, and the GPU. Out: bytes. Sources are below cub in CCCL 3 (CUDA 13), which torch
-2.11 is built with: cub/device/dispatch/dispatch_<algorithm>.cuh and, for the values of one tile, tuning/ beside it. A
-request holds its parts, each rounded up to 256 bytes, and 255 bytes (AliasTemporaries in cub/util_device.cuh).
+Sources are below cub in CCCL 3 (CUDA 13), which torch 2.11 is built with: cub/device/dispatch/dispatch_<algorithm>.cuh
+and, for the values of one tile, tuning/ beside it. A request holds its parts, each rounded up to 256 bytes, and 255
+bytes (AliasTemporaries in cub/util_device.cuh).
 """
 
 from __future__ import annotations

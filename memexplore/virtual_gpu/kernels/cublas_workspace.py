@@ -1,10 +1,10 @@
-"""Workspaces of cuBLAS and cuBLASLt: size by compute capability and torch release, and lifetime.
+"""Tell the size and the lifetime of the workspaces of cuBLAS and cuBLASLt.
 
 Up to torch 2.14, each cuBLAS handle gets a workspace at its first matrix product on a stream and keeps it; from 2.15
 on, each call allocates one and frees it (`Workspaces.transient`). A thread takes a handle and returns it when it ends.
-cuBLASLt, which adds the bias of a linear layer, has a workspace of its own for each handle in torch 2.9 to 2.11.
-table.py lists the ops that use cuBLAS (`Kind.CUBLAS`). docs/allocator.md (section 13) states the rule with its sources:
-keep it up to date. Tests: tests/virtual_gpu/test_cublas_workspace.py.
+cuBLASLt, which adds the bias of a linear layer, has a workspace of its own for each handle in torch 2.9 to 2.11. Their
+bytes follow from compute capability and torch release; cublas.py lists the ops that use cuBLAS. docs/allocator.md
+(section 13) states the rule with its sources: keep it up to date. Tests: tests/virtual_gpu/test_cublas_workspace.py.
 """
 
 from __future__ import annotations
@@ -15,11 +15,7 @@ import re
 import threading
 import weakref
 from collections.abc import Mapping
-from typing import Any, NamedTuple
-
-from memexplore.tape import Category
-from memexplore.virtual_gpu.kernels.plan import Requests, Scratch
-from memexplore.virtual_gpu.kernels.shapes import new_outputs
+from typing import NamedTuple
 
 MIB = 1024**2
 DEFAULT = 2 * 4 * MIB + 8 * 16 * 1024
@@ -152,12 +148,3 @@ class Workspaces:
 NONE: tuple[Library, ...] = ()
 PRODUCT = (Library.CUBLAS,)
 EPILOGUE = (Library.CUBLAS, Library.CUBLASLT)
-
-
-def add_to_requests(
-    args: Any, kwargs: Any, requests: Requests | None, outputs: list[Any], workspaces: Workspaces
-) -> tuple[Requests | None, tuple[Library, ...]]:
-    """Return an op's requests with a transient workspace, and the libraries whose workspaces its thread must have."""
-    if not workspaces.transient:
-        return requests, PRODUCT
-    return [*(requests or new_outputs(outputs)), Scratch(workspaces.size, Category.WORKSPACE)], NONE

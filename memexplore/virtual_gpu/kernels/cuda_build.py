@@ -1,4 +1,4 @@
-"""The torch release and the GPU of the CUDA build that the virtual GPU imitates; rules choose kernels and sizes by it.
+"""Name the torch release and the GPU that the virtual GPU imitates; rules choose kernels and sizes by them.
 
 `VirtualGpu.patches` replaces `_current` while a virtual GPU is on.
 """

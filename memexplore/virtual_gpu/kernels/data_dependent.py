@@ -1,7 +1,7 @@
-"""Ops whose output shape or result depends on values, each with the assumption that stands for the values.
+"""Run ops whose output shape or result depends on values, each with the assumption that stands for the values.
 
-Masks keep every element, all values are different, and a value counts as 1 (tensors/values.py). In: the op's arguments.
-Out: its result on the virtual GPU; the assumption is noted on the tape as *assumed*, with the line of the user's code.
+Masks keep every element, all values are different, and a value counts as 1 (values/reading.py). The assumption is noted
+on the tape as *assumed*, with the line of the user's code.
 """
 
 from __future__ import annotations
@@ -14,23 +14,43 @@ import torch
 from memexplore.torch_internals.dispatch import schema_of
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
 from memexplore.virtual_gpu.kernels import cub, indexing
-from memexplore.virtual_gpu.kernels.plan import Free, NewTensor, OpRunner, Output, Plan, Requests, Scratch
-from memexplore.virtual_gpu.kernels.shapes import argument
-from memexplore.virtual_gpu.tensors import known_values, real_tensors, value_hints, values
+from memexplore.virtual_gpu.kernels.plan import (
+    Free,
+    NewTensor,
+    OpRunner,
+    Output,
+    Plan,
+    Requests,
+    Scratch,
+    argument,
+    is_on_gpu,
+)
+from memexplore.virtual_gpu.kernels.table import Kind, find, rule
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+from memexplore.virtual_gpu.values import known_values, notes, reading, real_tensors, value_hints
 
 _aten = torch.ops.aten
+
 _MASKS = (torch.bool, torch.uint8)
+
 WITHOUT_KNOWN_VALUES = frozenset({_aten.index.Tensor, _aten._nested_tensor_from_mask_left_aligned.default})
 """Ops that their rules run also if all values are known: masks among indices become known indices, with the memory that
 this takes on a GPU; the encoder of `nn.TransformerEncoder` makes no nested tensor."""
+
 COMPARISONS = frozenset({_aten.equal.default, _aten.allclose.default})
 """Ops without a tensor as result that take memory on a GPU."""
+
 HOST_RESULTS: dict[Any, tuple[int, ...]] = {
     _aten._pack_padded_sequence.default: (1,),
     _aten._pad_packed_sequence.default: (1,),
 }
 """Numbers of the results that are on the CPU."""
+
+
+def requests(func: Any, args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """Return the requests of an op whose result depends on values, None for those of its outputs."""
+    requests_of = find(func, Kind.REQUESTS)
+    return requests_of(args, kwargs, outputs) if requests_of is not None and not args[0].host else None
 
 
 def _new(
@@ -49,6 +69,7 @@ def _new(
     return runner.run_plan(Plan(outputs, list, requests(func, args, kwargs or {}, outputs)), func, args, [])
 
 
+@rule(Kind.REQUESTS, "cuda/Nonzero.cu", _aten.nonzero.default)
 def _nonzero_requests(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
     """nonzero, after a contiguous copy: nonzero_cuda_out_impl in cuda/Nonzero.cu."""
     tensor = args[0]
@@ -57,6 +78,7 @@ def _nonzero_requests(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
     return [*copy, *indexing.nonzero(tensor.numel(), result, len(copy), tensor.dim() > 0)]
 
 
+@rule(Kind.REQUESTS, "cuda/IndexKernel.cpp", _aten.masked_select.default)
 def _masked_select_requests(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
     """The mask's indices, then the elements: masked_select_out_cuda_impl in cuda/IndexKernel.cpp."""
     tensor, mask = args
@@ -64,22 +86,24 @@ def _masked_select_requests(args: Any, kwargs: Any, outputs: list[Any]) -> Reque
     count = outputs[0].shape[0]
     copy: Requests = [] if mask.shape == shape and mask.is_contiguous() else [Scratch(math.prod(shape))]
     positions: Requests = [Scratch(count * max(len(shape), 1) * 8)] if count else []
-    found = indexing.nonzero(math.prod(shape), positions, len(copy))
-    return [*copy, *found, *([Free(0)] if copy else []), *([Output(0)] if count else [])]
+    selection = indexing.nonzero(math.prod(shape), positions, len(copy))
+    return [*copy, *selection, *([Free(0)] if copy else []), *([Output(0)] if count else [])]
 
 
+@rule(Kind.REQUESTS, "Repeat.h", _aten.repeat_interleave.Tensor)
 def _repeat_interleave_requests(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
     """Sums of the counts, whether one is negative, the indices: repeat_interleave_common in Repeat.h."""
     count = args[0].numel()
-    found: Requests = [Output(0)] if outputs[0].size else []
+    result: Requests = [Output(0)] if outputs[0].size else []
     if not count:
-        return found
+        return result
     first: Requests = [Scratch(count * 8), Scratch(cub.scan(count, 8)), Free(1)]
     if kwargs.get("output_size") is None:
         first += [Scratch(count), Scratch(1), Free(3), Free(2)]
-    return [*first, *found]
+    return [*first, *result]
 
 
+@rule(Kind.REQUESTS, "cuda/SummaryOps.cu", _aten.bincount.default)
 def _bincount_requests(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """The smallest and the largest value, then the counts: _bincount_cuda in cuda/SummaryOps.cu."""
     if not args[0].numel():
@@ -88,6 +112,7 @@ def _bincount_requests(args: Any, kwargs: Any, outputs: list[Any]) -> Requests |
     return [Scratch(item), Free(0), Scratch(item), Free(1), *([Output(0)] if outputs[0].size else [])]
 
 
+@rule(Kind.REQUESTS, "cuda/Unique.cu", _aten._unique2.default)
 def _unique_requests(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """_unique2 of the values alone: they are sorted, then distinct ones selected, in a result of the input's size.
 
@@ -105,6 +130,7 @@ def _unique_requests(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | N
     return [*copy, *sort, Output(0), *select]
 
 
+@rule(Kind.REQUESTS, "cuda/UniqueCub.cu", _aten.unique_consecutive.default)
 def _consecutive_requests(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """unique_consecutive of the values alone: a selection, as in `_unique_requests` (cuda/UniqueCub.cu)."""
     tensor = args[0]
@@ -115,35 +141,20 @@ def _consecutive_requests(args: Any, kwargs: Any, outputs: list[Any]) -> Request
     return [Output(0), Scratch(8), Scratch(cub.select(count, item))]
 
 
-_REQUESTS: dict[Any, Any] = {
-    _aten.unique_consecutive.default: _consecutive_requests,
-    _aten.bincount.default: _bincount_requests,
-    _aten._unique2.default: _unique_requests,
-    _aten.nonzero.default: _nonzero_requests,
-    _aten.masked_select.default: _masked_select_requests,
-    _aten.repeat_interleave.Tensor: _repeat_interleave_requests,
-}
-
-
-def requests(func: Any, args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """Return the requests of an op whose result's shape depends on values, None for those of its outputs."""
-    rule = _REQUESTS.get(func)
-    return rule(args, kwargs, outputs) if rule is not None and not args[0].host else None
-
-
 def _count_true(mask: torch.Tensor, assumption: str) -> int:
     """Return the number of elements that a mask keeps: all, or the share in its value hints; note the assumption."""
-    known = values.read_known(mask) if isinstance(mask, VirtualTensor) else mask
+    known = reading.read_known(mask) if isinstance(mask, VirtualTensor) else mask
     if known is not None:
         return int(known.count_nonzero())
     share = value_hints.of(mask).share
     if share == 1:
-        values.assume(assumption)
+        notes.assume(assumption)
         return mask.numel()
-    values.assume("routing is balanced: every choice, such as an expert, gets the same share")
+    notes.assume("routing is balanced: every choice, such as an expert, gets the same share")
     return math.ceil(mask.numel() * share)
 
 
+@rule(Kind.DATA_DEPENDENT, "cuda/Nonzero.cu", _aten.nonzero.default)
 def nonzero(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """nonzero: all elements, or the share of true elements in the tensor's value hints."""
     tensor = args[0]
@@ -154,6 +165,7 @@ def nonzero(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     return indices
 
 
+@rule(Kind.DATA_DEPENDENT, "cuda/IndexKernel.cpp", _aten.masked_select.default)
 def masked_select(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """masked_select: all elements, or the share of true elements in the mask's value hints."""
     tensor, mask = args
@@ -163,15 +175,16 @@ def masked_select(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     return _new(runner, func, args, tensor.host, ((count,), tensor.dtype))[0]
 
 
+@rule(Kind.DATA_DEPENDENT, "cuda/Unique.cu", _aten._unique2.default, _aten._unique.default)
 def unique(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """_unique2: values, inverse indices and counts. Of indices no more values than there were candidates."""
     tensor = args[0]
     count, choices = tensor.numel(), value_hints.of(tensor).choices
     if 0 < choices < count:
-        values.assume(f"unique finds each of {choices} candidates")
+        notes.assume(f"unique finds each of {choices} candidates")
         count = choices
     else:
-        values.assume("unique finds every value different")
+        notes.assume("unique finds every value different")
     # Results that are not asked for are empty.
     inverse, counts = (
         argument(args, kwargs, 2, "return_inverse", False),
@@ -185,10 +198,17 @@ def unique(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     return tuple(_new(runner, func, args, tensor.host, *sizes[: len(schema_of(func).returns)]))
 
 
+@rule(
+    Kind.DATA_DEPENDENT,
+    "cuda/Unique.cu",
+    _aten.unique_dim.default,
+    _aten.unique_dim_consecutive.default,
+    _aten.unique_consecutive.default,
+)
 def unique_along_dim(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """unique_dim, unique_dim_consecutive, and unique_consecutive, whose `dim` is optional."""
     tensor = args[0]
-    values.assume("unique finds every value different")
+    notes.assume("unique finds every value different")
     names = [argument.name for argument in schema_of(func).arguments]
     arguments = dict(zip(names, args, strict=False)) | kwargs
     dim = arguments.get("dim")
@@ -203,20 +223,22 @@ def unique_along_dim(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any
     return tuple(_new(runner, func, args, tensor.host, *sizes, kwargs=kwargs))
 
 
+@rule(Kind.DATA_DEPENDENT, "PackedSequence.cpp", _aten._pack_padded_sequence.default)
 def pack_padded_sequence(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """_pack_padded_sequence: lengths on the CPU are real; lengths on the virtual GPU count as the longest possible."""
     tensor, lengths, batch_first = args
     longest = tensor.shape[1 if batch_first else 0]
     if isinstance(lengths, VirtualTensor):
-        known = values.read_known(lengths)
+        known = reading.read_known(lengths)
         if known is None:
-            values.assume("every sequence has full length")
+            notes.assume("every sequence has full length")
         lengths = real_tensors.full((lengths.numel(),), longest) if known is None else known
     sizes = (lengths[None] > real_tensors.arange(int(lengths.max()))[:, None]).sum(1)
     shape = (int(lengths.sum()), *tensor.shape[2:])
     return _new(runner, func, args, tensor.host, (shape, tensor.dtype))[0], sizes
 
 
+@rule(Kind.DATA_DEPENDENT, "PackedSequence.cpp", _aten._pad_packed_sequence.default)
 def pad_packed_sequence(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """_pad_packed_sequence, whose batch sizes are real."""
     tensor, sizes, batch_first, _, total = args
@@ -228,23 +250,25 @@ def pad_packed_sequence(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> 
     return (_aten.transpose.int(padded, 0, 1) if batch_first else padded), lengths
 
 
+@rule(Kind.DATA_DEPENDENT, "cuda/Repeat.cu", _aten.repeat_interleave.Tensor)
 def repeat_interleave(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """repeat_interleave.Tensor: `output_size` indices, else one for each element."""
     repeats = args[0]
     size = kwargs.get("output_size")
     if size is None:
-        values.assume("repeat_interleave repeats every element once")
+        notes.assume("repeat_interleave repeats every element once")
         size = repeats.numel()
     return _new(runner, func, args, repeats.host, ((size,), torch.int64), kwargs=kwargs)[0]
 
 
+@rule(Kind.DATA_DEPENDENT, "cuda/SummaryOps.cu", _aten.bincount.default)
 def bincount(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """bincount: `minlength` bins, at least one."""
     tensor = args[0]
     minlength = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
-    known = values.read_known(tensor)
+    known = reading.read_known(tensor)
     if known is None:
-        values.assume("bincount finds no value beyond minlength, and each value equally often")
+        notes.assume("bincount finds no value beyond minlength, and each value equally often")
         size = max(1, minlength)
     else:
         size = max(minlength, int(known.max()) + 1 if known.numel() else 0)
@@ -252,11 +276,12 @@ def bincount(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
     counts = _new(runner, func, args, tensor.host, ((size,), dtype))[0]
     if known is None and weights is None and not tensor.host and size <= tensor.numel():
-        each, rest = divmod(tensor.numel(), size)
-        known_values.put(counts, real_tensors.tensor([each + 1] * rest + [each] * (size - rest)))
+        share, rest = divmod(tensor.numel(), size)
+        known_values.put(counts, real_tensors.tensor([share + 1] * rest + [share] * (size - rest)))
     return counts
 
 
+@rule(Kind.DATA_DEPENDENT, "TensorAdvancedIndexing.cpp", _aten.index.Tensor)
 def index(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """index.Tensor with boolean masks: each mask becomes the indices of its nonzero elements, as on CUDA."""
     tensor, indices = args
@@ -273,51 +298,36 @@ def index(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
         return func(tensor, expanded)
 
 
+@rule(Kind.DATA_DEPENDENT, "cuda/CUDAScalar.cu", _aten._local_scalar_dense.default)
+@rule(Kind.DATA_DEPENDENT, "TensorCompare.cpp", _aten.is_nonzero.default)
 def scalar(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """_local_scalar_dense and is_nonzero: the virtual value of a one-element tensor."""
-    return values.item(args[0])
+    return reading.item(args[0])
 
 
+@rule(Kind.DATA_DEPENDENT, "cuda/Equal.cpp", _aten.equal.default)
 def equal(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """equal: tensors of equal shapes count as equal, if no value hint says that they differ."""
     first, second = args[:2]
     same = storage_key(untyped_storage(first)) == storage_key(untyped_storage(second))
-    if not same and first.shape == second.shape and first.numel() and _on_gpu(first) and _on_gpu(second):
+    if not same and first.shape == second.shape and first.numel() and is_on_gpu(first) and is_on_gpu(second):
         with runner:
             first.eq(second).all()
     return first.shape == second.shape and value_hints.of(first).value == value_hints.of(second).value
 
 
-def _on_gpu(tensor: Any) -> bool:
-    return isinstance(tensor, VirtualTensor) and not tensor.host
-
-
+@rule(Kind.DATA_DEPENDENT, "TensorCompare.cpp", _aten.allclose.default)
 def all_close(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """allclose: as `equal`; it compares with tolerances (TensorCompare.cpp)."""
     first, second = args[:2]
-    if _on_gpu(first) and _on_gpu(second):
+    if is_on_gpu(first) and is_on_gpu(second):
         with runner:
             torch.isclose(*args[:4], **kwargs).all()
     return first.shape == second.shape and value_hints.of(first).value == value_hints.of(second).value
 
 
+@rule(Kind.DATA_DEPENDENT, "nested/NestedTensorMath.cpp", _aten._nested_tensor_from_mask_left_aligned.default)
 def mask_is_left_aligned(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """_nested_tensor_from_mask_left_aligned: False, so that the encoder makes no nested tensor."""
-    values.assume("a padding mask leaves no token out (no nested tensor in the encoder's fast path)")
+    notes.assume("a padding mask leaves no token out (no nested tensor in the encoder's fast path)")
     return False
-
-
-def non_maximum_suppression(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
-    """torchvision's nms keeps all boxes: nms_kernel in torchvision/csrc/ops/cuda/nms_kernel.cu.
-
-    Its temporaries: the order of the scores, the sorted boxes, a bit for each pair of boxes, and a flag for each box.
-    """
-    boxes = args[0]
-    if not isinstance(boxes, VirtualTensor) or boxes.host:
-        return NotImplemented
-    values.assume("nms keeps every box")
-    count = boxes.shape[0]
-    pairs = count * math.ceil(count / 64) * 8
-    scratch: Requests = [Scratch(size) for size in (count * 8, count * 4 * boxes.element_size(), pairs, count) if size]
-    kept = NewTensor((count,), (1,), 0, torch.int64, count * 8, False)
-    return runner.run_plan(Plan([kept], None, [*scratch, Output(0)]), func, args, [])

@@ -1,6 +1,6 @@
-"""Memory of elementwise, padding, interpolation and fused optimizer kernels, if it is more than the outputs.
+"""Request the memory of elementwise kernels and fused optimizers, where it is more than the outputs.
 
-In: the op's arguments. Out: `Requests` or `Plan`, as table.py says. Sources are below aten/src/ATen/native.
+Sources are below aten/src/ATen/native.
 """
 
 from __future__ import annotations
@@ -9,12 +9,23 @@ from typing import Any
 
 import torch
 
-from memexplore.virtual_gpu.kernels.plan import Constant, Free, Plan, Requests, Scratch
-from memexplore.virtual_gpu.kernels.shapes import accumulator_bytes, argument, nbytes, new_outputs
+from memexplore.virtual_gpu.kernels.plan import (
+    Constant,
+    OpRunner,
+    Plan,
+    Requests,
+    Scratch,
+    argument,
+    is_on_gpu,
+    nbytes,
+    new_outputs,
+)
+from memexplore.virtual_gpu.kernels.table import Kind, rule
 
 _aten = torch.ops.aten
 
 
+@rule(Kind.REQUESTS, "Pow.cpp", _aten.pow.Scalar)
 def power_of_number(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """A number to the power of a tensor: the number becomes a tensor on the device (pow_Scalar_out in Pow.cpp).
 
@@ -25,47 +36,58 @@ def power_of_number(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | No
     return None if base == 1 else [*new_outputs(outputs), Scratch({bool: 1, complex: 16}.get(type(base), 8))]
 
 
-def reflection_pad(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """A copy of non-contiguous input, after the result: cuda/ReflectionPad.cu, as recorded with torch 2.3 and 2.5."""
-    return None if args[0].is_contiguous() else [*new_outputs(outputs), Scratch(nbytes(args[0]))]
+@rule(Kind.REQUESTS, "UnaryOps.cpp", _aten.abs.default, _aten.angle.default)
+def complex_to_real(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """abs and angle of complex values: a complex result, copied.
 
-
-def upsample_nearest3d(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """The kernel does not support channels_last_3d and works on copies: cuda/UpSampleNearest3d.cu.
-
-    As recorded with torch 2.3.
+    Source: unary_op_impl_with_complex_to_float_out in UnaryOps.cpp.
     """
-    source, result = args[0], outputs[0]
-    channels_last = result.stride[1] == 1 and result.shape[1] != 1
-    copies: Requests = [Scratch(result.size)] if channels_last else []
-    if not source.is_contiguous():
-        copies.append(Scratch(nbytes(source)))
-    return [*new_outputs(outputs), *copies] if copies else None
-
-
-def softmax_backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """The product of gradient and result, after the gradient of the input: softmax_backward_cuda_out in SoftMax.cu.
-
-    As measured with torch 2.11 on an H100.
-    """
-    gradient, result = args[:2]
-    if not gradient.numel():
+    if not args[0].dtype.is_complex or not outputs[0].size:
         return None
-    dtype = torch.promote_types(gradient.dtype, result.dtype)
-    return [*new_outputs(outputs), Scratch(gradient.numel() * dtype.itemsize)]
+    return [*new_outputs(outputs), Scratch(nbytes(args[0]))]
 
 
-def renorm(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
-    """The norm of each slice, after the result: renorm_out in Normalization.cpp; of half precision in float32."""
-    source, dim = args[0], args[2]
-    each = source.shape[dim]
-    item = accumulator_bytes(source.dtype)
-    further: Requests = [Scratch(each * item)]
-    if item != source.dtype.itemsize:
-        further.append(Scratch(each * source.dtype.itemsize))
-    return [*new_outputs(outputs), *further]
+@rule(Kind.OPS, "TensorCompare.cpp", _aten.isinf.default)
+def is_infinite(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
+    """isinf: magnitudes, compared (TensorCompare.cpp)."""
+    source = args[0]
+    if not is_on_gpu(source) or not source.dtype.is_floating_point:
+        return NotImplemented
+    with runner:
+        return _aten.eq.Scalar(_aten.abs.default(source), float("inf"))
 
 
+@rule(Kind.OPS, "TensorCompare.cpp", _aten.isclose.default)
+def is_close(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
+    """isclose: errors against the allowed ones where they are finite (TensorCompare.cpp)."""
+    first, second = args[:2]
+    rtol, atol = argument(args, kwargs, 2, "rtol", 1e-05), argument(args, kwargs, 3, "atol", 1e-08)
+    plain = not argument(args, kwargs, 4, "equal_nan", False) and (rtol or atol)
+    if not is_on_gpu(first, second) or not first.dtype.is_floating_point or not plain:
+        return NotImplemented
+    with runner:
+        close = first.eq(second)
+        scaled = second.mul(rtol)
+        size = scaled.abs()
+        allowed = size.add(atol)
+        del size, scaled
+        error = first.sub(second).abs()
+        below_infinity = error.abs().ne(float("inf"))
+        finite = error.eq(error).mul(below_infinity)
+        del below_infinity
+        return close.logical_or_(finite.logical_and_(error.le(allowed)))
+
+
+@rule(Kind.REQUESTS, "TensorTransformations.h", _aten.roll.default)
+def roll(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """A copy for each dimension but the last, until the end: roll_common in TensorTransformations.h."""
+    count = len(argument(args, kwargs, 1, "shifts"))
+    if count < 2 or not args[0].numel():
+        return None
+    return [*(Scratch(nbytes(args[0])) for _ in range(count - 1)), *new_outputs(outputs)]
+
+
+@rule(Kind.REQUESTS, "UnfoldBackward.cpp", _aten.unfold_backward.default)
 def unfold_backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """The positions along the dimension where windows overlap: cuda/UnfoldBackwardKernel.cu."""
     _, shape, dim, size, step = args[:5]
@@ -74,38 +96,7 @@ def unfold_backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | No
     return [*new_outputs(outputs), Scratch(8 * shape[dim])]
 
 
-def histogram(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
-    """histc without limits reads the smallest and the largest value: _histc_cuda in cuda/SummaryOps.cu."""
-    source = args[0]
-    if not source.numel() or argument(args, kwargs, 2, "min", 0) != argument(args, kwargs, 3, "max", 0):
-        return None
-    item = source.dtype.itemsize
-    return [*new_outputs(outputs), Scratch(item), Free(0), Scratch(item), Free(1)]
-
-
+@rule(Kind.PLAN, "cuda/FusedSgdKernel.cu", _aten._fused_sgd_.default, _aten._fused_sgd_.tensor_lr)
 def fused_sgd(args: Any, kwargs: Any) -> Plan:
     """No outputs and no requests: cuda/FusedSgdKernel.cu. torch has no fake kernel for it."""
     return Plan([Constant(None)], None)
-
-
-REQUESTS: list[tuple[Any, str, list[Any]]] = [
-    (power_of_number, "Pow.cpp", [_aten.pow.Scalar]),
-    (
-        reflection_pad,
-        "cuda/ReflectionPad.cu",
-        [
-            *(_aten.reflection_pad1d.default, _aten.reflection_pad1d_backward.default),
-            *(_aten.reflection_pad2d.default, _aten.reflection_pad2d_backward.default),
-            *(_aten.reflection_pad3d.default, _aten.reflection_pad3d_backward.default),
-        ],
-    ),
-    (
-        upsample_nearest3d,
-        "cuda/UpSampleNearest3d.cu",
-        [_aten.upsample_nearest3d.default, _aten._upsample_nearest_exact3d.default],
-    ),
-    (histogram, "cuda/SummaryOps.cu", [_aten.histc.default]),
-    (renorm, "Normalization.cpp", [_aten.renorm.default]),
-    (unfold_backward, "UnfoldBackward.cpp", [_aten.unfold_backward.default]),
-]
-"""Rows of kind REQUESTS for the table of kernels."""

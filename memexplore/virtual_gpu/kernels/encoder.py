@@ -1,8 +1,8 @@
-"""Fast path of nn.TransformerEncoderLayer and nn.MultiheadAttention: a whole layer as one op, in inference only.
+"""Run the fast path of nn.TransformerEncoderLayer and nn.MultiheadAttention, one op for a layer, in inference only.
 
-In: the op's arguments. Out: its result, made by the ops that its CUDA kernel runs. Source:
-transformer_encoder_layer_forward in transformers/transformer.cpp, native_multi_head_attention_cuda in
-transformers/cuda/attention.cu, its helpers in transformers/attention.cpp, masked_softmax_cuda in cuda/SoftMax.cu.
+Each op is made of the ops that its CUDA kernel runs. Source: transformer_encoder_layer_forward in
+transformers/transformer.cpp, native_multi_head_attention_cuda in transformers/cuda/attention.cu, its helpers in
+transformers/attention.cpp, masked_softmax_cuda in cuda/SoftMax.cu.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import torch
 from memexplore.torch_internals.dispatch import disabled_torch_function, schema_of
 from memexplore.virtual_gpu.kernels import attention
 from memexplore.virtual_gpu.kernels.plan import OpRunner
+from memexplore.virtual_gpu.kernels.table import Kind, rule
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
 _aten = torch.ops.aten
+
 _PLAIN = (torch.Tensor, torch.nn.Parameter, VirtualTensor)
 
 
@@ -110,6 +112,7 @@ def _self_attention(
     return result, scores if need_weights else None
 
 
+@rule(Kind.OPS, "transformers/cuda/attention.cu", _aten._native_multi_head_attention.default)
 def multi_head_attention(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """_native_multi_head_attention, where query, key and value are one tensor."""
     given = {argument.name: argument.default_value for argument in schema_of(func).arguments}
@@ -128,6 +131,7 @@ def multi_head_attention(runner: OpRunner, func: Any, args: Any, kwargs: Any) ->
         return result, scores
 
 
+@rule(Kind.OPS, "transformers/transformer.cpp", _aten._transformer_encoder_layer_fwd.default)
 def layer(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """_transformer_encoder_layer_fwd: attention, in-place sum, norm, two linear layers, in-place sum, norm."""
     source, width, count, *weights, gelu, norm_first, eps = args[:10]

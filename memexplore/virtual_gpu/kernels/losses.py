@@ -1,6 +1,6 @@
-"""Memory of loss functions: unreduced losses, reduction buffers, intermediate terms.
+"""Request the memory of loss functions: unreduced losses, reduction buffers, intermediate terms.
 
-In: the op's arguments. Out: `Requests` or `Plan`, as table.py says. Sources are below aten/src/ATen/native.
+Sources are below aten/src/ATen/native.
 """
 
 from __future__ import annotations
@@ -12,13 +12,26 @@ from typing import Any
 import torch
 
 from memexplore.virtual_gpu.kernels import cuda_build, reductions
-from memexplore.virtual_gpu.kernels.plan import Free, NewTensor, Output, Plan, Requests, Scratch
-from memexplore.virtual_gpu.kernels.shapes import argument, nbytes, new_outputs
+from memexplore.virtual_gpu.kernels.plan import (
+    Free,
+    NewTensor,
+    Output,
+    Plan,
+    Requests,
+    Scratch,
+    argument,
+    nbytes,
+    new_outputs,
+)
+from memexplore.virtual_gpu.kernels.table import Kind, rule
+
+_aten = torch.ops.aten
 
 _MEAN = 1
 """at::Reduction::Mean; 0 is None, 2 is Sum."""
 
 
+@rule(Kind.REQUESTS, "Loss.cpp", _aten.mse_loss.default, _aten.smooth_l1_loss.default)
 def pointwise(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """mse_loss and smooth_l1_loss: the unreduced loss is a temporary (mse_loss_out, smooth_l1_loss_out in Loss.cpp).
 
@@ -40,6 +53,7 @@ def _full_reduction(shape: Sequence[int]) -> Requests:
     return [] if buffer is None else [Scratch(size) for size in buffer]
 
 
+@rule(Kind.REQUESTS, "cuda/MultiMarginLoss.cu", _aten.multi_margin_loss.default)
 def multi_margin(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """multi_margin_loss: a loss for each row before they are reduced (multi_margin_loss_cuda_out)."""
     source = args[0]
@@ -48,6 +62,7 @@ def multi_margin(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     return [*new_outputs(outputs), Scratch(source.shape[0] * source.dtype.itemsize)]
 
 
+@rule(Kind.REQUESTS, "Loss.cpp", _aten.huber_loss.default)
 def huber(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """huber_loss allocates the unreduced loss before the result: Loss.cpp."""
     if argument(args, kwargs, 2, "reduction", _MEAN) == 0:
@@ -56,6 +71,7 @@ def huber(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     return [Scratch(math.prod(shape) * outputs[0].dtype.itemsize), Output(0), *_full_reduction(shape)]
 
 
+@rule(Kind.REQUESTS, "Loss.cpp", _aten.binary_cross_entropy_with_logits.default)
 def binary_with_logits(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
     """(1 - target) * input - log_sigmoid(input), then its mean or sum: Loss.cpp, order as recorded with torch 2.4."""
     source, target = args[:2]
@@ -76,11 +92,13 @@ def binary_with_logits(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
     return requests if reduction == 0 else [*requests, Output(0), *_full_reduction(source.shape)]
 
 
+@rule(Kind.REQUESTS, "cuda/NLLLoss2d.cu", _aten.nll_loss2d_forward.default)
 def negative_log_likelihood_2d(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
     """nll_loss2d_forward allocates total_weight before it resizes the output: cuda/NLLLoss2d.cu."""
     return [Output(1), Output(0)]
 
 
+@rule(Kind.PLAN, "cuda/Loss.cu", _aten.binary_cross_entropy.default)
 def binary(args: Any, kwargs: Any) -> Plan:
     """The reduced loss is the unreduced loss's storage, resized: binary_cross_entropy_cuda in cuda/Loss.cu."""
     source = args[0]

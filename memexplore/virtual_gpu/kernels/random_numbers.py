@@ -1,6 +1,6 @@
-"""Memory of kernels that draw random numbers: dropout, multinomial, randperm.
+"""Request the memory of kernels that draw random numbers: dropout, multinomial, randperm.
 
-In: the op's arguments. Out: `Requests`. Sources are below aten/src/ATen/native.
+Sources are below aten/src/ATen/native.
 """
 
 from __future__ import annotations
@@ -11,11 +11,23 @@ from typing import Any
 import torch
 
 from memexplore.virtual_gpu.kernels import cub, cuda_build, reductions
-from memexplore.virtual_gpu.kernels.plan import Free, NewTensor, Output, Requests, Scratch
-from memexplore.virtual_gpu.kernels.shapes import argument, nbytes
+from memexplore.virtual_gpu.kernels.composite_dispatch import decomposed
+from memexplore.virtual_gpu.kernels.plan import Free, NewTensor, Output, Requests, Scratch, argument, nbytes
+from memexplore.virtual_gpu.kernels.table import Kind, rule
+
+_aten = torch.ops.aten
 
 
-def dropout(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
+@rule(Kind.COMPOSITE, "Dropout.cpp", _aten.dropout.default)
+def dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """The fused kernel wherever 0 < p < 1: Dropout.cpp."""
+    if train and 0 < p < 1 and tensor.numel():
+        return _aten.native_dropout(tensor, p, train)[0]
+    return decomposed(_aten.dropout.default, tensor, p, train)
+
+
+@rule(Kind.REQUESTS, "cuda/Dropout.cu", _aten.native_dropout.default)
+def fused_dropout(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
     """The mask, then the result: dropout_cuda in cuda/Dropout.cu, order as recorded with torch 2.1.
 
     native_dropout_cuda has a short cut where all or nothing is dropped, which makes the result first.
@@ -24,6 +36,7 @@ def dropout(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
     return [Output(0), Output(1)] if train is False or p == 1 else [Output(1), Output(0)]
 
 
+@rule(Kind.REQUESTS, "Distributions.cpp", _aten.multinomial.default)
 def multinomial(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """One sample, or several without replacement: exponential noise of the input's size (Distributions.cpp)."""
     weights, samples = args[:2]
@@ -71,6 +84,7 @@ def _checked_on_gpu(weights: torch.Tensor, samples: int) -> Requests:
     return requests
 
 
+@rule(Kind.REQUESTS, "cuda/Randperm.cu", _aten.randperm.default, _aten.randperm.generator)
 def permutation(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """randperm: indices in order and random keys, sorted together: randperm_out_cuda in cuda/Randperm.cu.
 
@@ -87,3 +101,13 @@ def permutation(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     requests: Requests = [Output(0), Scratch(8), Free(0), Scratch(count * item)]
     requests += [Scratch(count * key), Scratch(count * key)]
     return [*requests, Scratch(cub.radix_sort(count, key, item, bits))]
+
+
+@rule(
+    Kind.FAKE,
+    "Distributions.cpp",
+    *(_aten.cauchy_.default, _aten.exponential_.default, _aten.geometric_.default, _aten.log_normal_.default),
+)
+def drawn_in_place(target: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """Return the tensor that is filled: torch's fake kernels refuse a generator."""
+    return target

@@ -1,12 +1,13 @@
-"""Memory of reductions: a buffer and semaphores where several thread blocks share one result.
+"""Request the memory of reductions: a buffer and semaphores where several thread blocks share one result.
 
-In: the op's arguments (shape, strides, reduced dimensions) and the GPU. Out: `Requests`; `scratch` gives the bytes.
-Source: setReduceConfig, ReduceConfig and gpu_reduce_kernel in aten/src/ATen/native/cuda/Reduce.cuh; the order of the
-dimensions is that of TensorIterator (reorder_dimensions and coalesce_dimensions in aten/src/ATen/TensorIterator.cpp).
+Both depend on shape, strides, reduced dimensions and the GPU; `scratch` gives the bytes. Source: setReduceConfig,
+ReduceConfig and gpu_reduce_kernel in aten/src/ATen/native/cuda/Reduce.cuh; the order of the dimensions is that of
+TensorIterator (reorder_dimensions and coalesce_dimensions in aten/src/ATen/TensorIterator.cpp).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,16 +15,27 @@ import torch
 
 from memexplore.virtual_gpu.kernels import cuda_build
 from memexplore.virtual_gpu.kernels.cuda_build import Build
-from memexplore.virtual_gpu.kernels.plan import Requests, Scratch
-from memexplore.virtual_gpu.kernels.shapes import accumulator_bytes, argument, nbytes, new_outputs
+from memexplore.virtual_gpu.kernels.plan import (
+    Free,
+    OpRunner,
+    Requests,
+    Scratch,
+    accumulator_bytes,
+    argument,
+    is_on_gpu,
+    nbytes,
+    new_outputs,
+)
+from memexplore.virtual_gpu.kernels.table import Kind, rule
+
+_aten = torch.ops.aten
 
 _MAX_THREADS, _WARP = 512, 32
+
 _MIN_VALUES, _MAX_VALUES = 16, 256
+
 _CHUNK = 65536
 """Elements of one chunk of a multi-tensor kernel: kChunkSize in cuda/MultiTensorApply.cuh."""
-
-
-# --- rules of the table ---------------------------------------------------------------------------------------------
 
 
 def requests(
@@ -51,6 +63,16 @@ def after_outputs(outputs: list[Any], further: Requests) -> Requests | None:
     return [*new_outputs(outputs), *further] if further else None
 
 
+@rule(
+    Kind.REQUESTS,
+    "cuda/Reduce.cuh",
+    _aten.sum.default,
+    _aten.sum.dim_IntList,
+    _aten.nansum.default,
+    _aten.prod.default,
+    _aten.mean.default,
+    _aten.mean.dim,
+)
 def total(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """sum, nansum, prod, mean."""
     dims = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else None
@@ -58,6 +80,7 @@ def total(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     return after_outputs(outputs, requests(args[0], dims, accumulator_bytes(dtype), dtype))
 
 
+@rule(Kind.REQUESTS, "cuda/Reduce.cuh", _aten.amax.default, _aten.amin.default, _aten.max.default, _aten.min.default)
 def extreme(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """amax, amin, max, min: a thread keeps one element."""
     dims = args[1] if len(args) > 1 else None
@@ -65,6 +88,16 @@ def extreme(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     return after_outputs(outputs, requests(args[0], dims, outputs[0].dtype.itemsize))
 
 
+@rule(
+    Kind.REQUESTS,
+    "cuda/Reduce.cuh",
+    _aten.any.default,
+    _aten.any.dim,
+    _aten.all.default,
+    _aten.all.dim,
+    _aten._is_any_true.default,
+    _aten._is_all_true.default,
+)
 def truth(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """any, all: of one element, a copy as a truth value (allany_impl in ReduceOps.cpp)."""
     if args[0].numel() == 1 and args[0].dtype is not torch.bool:
@@ -72,28 +105,62 @@ def truth(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     return extreme(args, kwargs, outputs)
 
 
+@rule(Kind.REQUESTS, "cuda/Reduce.cuh", _aten.max.dim, _aten.min.dim, _aten.argmax.default, _aten.argmin.default)
 def extreme_with_index(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """max and min along a dimension, argmax, argmin: a thread keeps a value and its index, 16 bytes (ReduceOps.cuh)."""
     dim = args[1] if len(args) > 1 else kwargs.get("dim")
     return after_outputs(outputs, requests(args[0], None if dim is None else [dim], 16))
 
 
+@rule(
+    Kind.REQUESTS,
+    "cuda/Reduce.cuh",
+    _aten.var.correction,
+    _aten.std.correction,
+    _aten.var_mean.correction,
+    _aten.std_mean.correction,
+)
 def variance(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """std, var and their means: Welford's mean, squared distance and two counts, 16 bytes (SharedReduceOps.h)."""
     return after_outputs(outputs, requests(args[0], argument(args, kwargs, 1, "dim"), 16))
 
 
+@rule(Kind.REQUESTS, "cuda/Reduce.cuh", _aten.linalg_vector_norm.default)
 def vector_norm(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """linalg.vector_norm."""
     accumulator = accumulator_bytes(outputs[0].dtype)
     return after_outputs(outputs, requests(args[0], argument(args, kwargs, 2, "dim"), accumulator))
 
 
+@rule(Kind.REQUESTS, "cuda/ForeachReduceOp.cu", _aten._foreach_norm.Scalar)
 def foreach_norm(args: Any, kwargs: Any, outputs: list[Any]) -> Requests:
     """One number for each chunk of each tensor, then the results: cuda/ForeachReduceOp.cu."""
     tensors = args[0]
     chunks = max(-(-tensor.numel() // _CHUNK) for tensor in tensors)
     return [Scratch(len(tensors) * chunks * accumulator_bytes(tensors[0].dtype)), *new_outputs(outputs)]
+
+
+@rule(Kind.REQUESTS, "cuda/SummaryOps.cu", _aten.histc.default)
+def histogram(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
+    """histc without limits reads the smallest and the largest value: _histc_cuda in cuda/SummaryOps.cu."""
+    source = args[0]
+    if not source.numel() or argument(args, kwargs, 2, "min", 0) != argument(args, kwargs, 3, "max", 0):
+        return None
+    item = source.dtype.itemsize
+    return [*new_outputs(outputs), Scratch(item), Free(0), Scratch(item), Free(1)]
+
+
+@rule(Kind.OPS, "TensorAdvancedIndexing.cpp", _aten.count_nonzero.dim_IntList, _aten.count_nonzero.default)
+def count_nonzero(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
+    """count_nonzero: comparisons, summed (TensorAdvancedIndexing.cpp)."""
+    source = args[0]
+    dims = argument(args, kwargs, 1, "dim")
+    dims = [] if dims is None else [dims] if isinstance(dims, int) else dims
+    if not is_on_gpu(source):
+        return NotImplemented
+    with runner:
+        compared = source if source.dtype is torch.bool else _aten.ne.Scalar(source, 0)
+        return _aten.sum.dim_IntList(compared, dims)
 
 
 # --- bytes of buffer and semaphores: cuda/Reduce.cuh ------------------------------------------------------------------
@@ -123,39 +190,48 @@ def _dimensions(shape: Sequence[int], stride: Sequence[int], reduced: frozenset[
         out[number] = 0 if number in reduced or shape[number] == 1 else step
         step *= kept[number]
     dims = [_Dimension(*values) for values in zip(shape, out, stride, strict=True)][::-1]
+    _reorder(dims)
+    return _merged(dims)
 
-    def compare(first: _Dimension, second: _Dimension) -> int:
-        if (first.out == 0) != (second.out == 0):
-            return 1 if second.out == 0 else -1
-        for a, b in ((first.out, second.out), (first.input, second.input)):
-            if a == 0 or b == 0:
-                continue
-            if a != b:
-                return 1 if a > b else -1
-            if first.size > second.size:
-                return 1
-        return 0
 
+def _reorder(dims: list[_Dimension]) -> None:
+    """Sort dimensions in place as reorder_dimensions does: by insertion, where some pairs have no order."""
     for end in range(1, len(dims)):
         position = end
         for before in reversed(range(end)):
-            order = compare(dims[before], dims[position])
+            order = _compare(dims[before], dims[position])
             if order > 0:
                 dims[before], dims[position] = dims[position], dims[before]
                 position = before
             elif order < 0:
                 break
-    merged: list[_Dimension] = []
-    for dim in dims:
-        if merged:
-            last = merged[-1]
-            if last.size == 1:
-                merged[-1] = dim
-                continue
-            if dim.size == 1 or (last.size * last.out == dim.out and last.size * last.input == dim.input):
-                merged[-1] = last._replace(size=last.size * dim.size)
-                continue
-        merged.append(dim)
+
+
+def _compare(first: _Dimension, second: _Dimension) -> int:
+    """Return 1 where two dimensions are exchanged, -1 where they are in order, 0 where their strides do not tell."""
+    if (first.out == 0) != (second.out == 0):
+        return 1 if second.out == 0 else -1
+    for a, b in ((first.out, second.out), (first.input, second.input)):
+        if a == 0 or b == 0:
+            continue
+        if a != b:
+            return 1 if a > b else -1
+        if first.size > second.size:
+            return 1
+    return 0
+
+
+def _merged(dims: list[_Dimension]) -> list[_Dimension]:
+    """Return the dimensions with adjacent ones joined that one stride can step through."""
+    merged = dims[:1]
+    for dim in dims[1:]:
+        last = merged[-1]
+        if last.size == 1:
+            merged[-1] = dim
+        elif dim.size == 1 or (last.size * last.out == dim.out and last.size * last.input == dim.input):
+            merged[-1] = last._replace(size=last.size * dim.size)
+        else:
+            merged.append(dim)
     return merged
 
 
@@ -189,28 +265,55 @@ def scratch(
     if not rank:
         return None
     axes = frozenset(axis % rank for axis in reduced) if reduced else frozenset(range(rank))
-    total = outputs = 1
-    for number, size in enumerate(shape):
-        total *= size
-        outputs *= 1 if number in axes else size
-    if total == 0 or total >= 2**31:
+    inputs, outputs = _counts(shape, axes)
+    if not 0 < inputs * outputs < 2**31:
         # A reduction beyond 32-bit indexing is split into parts, each below the limit of one launch.
         return None
-    inputs = total // outputs
-    dims = _dimensions(shape, stride, axes)
-    count = sum(dim.out == 0 for dim in dims)
-    if not dims:
+    threads = _threads(_dimensions(shape, stride, axes), inputs, outputs, offset)
+    if _ceil_divide(inputs, threads.inputs) < min(threads.height * 16, _MAX_VALUES):
         return None
+    values = _ceil_divide(inputs, threads.inputs * threads.height)
+    target = build.multiprocessors * (build.resident_threads // (threads.width * threads.height))
+    grid = _ceil_divide(outputs // threads.vector, threads.outputs)
+    if values < _MAX_VALUES or grid > target:
+        return None
+    blocks = max(min(_ceil_divide(target, grid), _ceil_divide(values, _MIN_VALUES)), _ceil_divide(values, _MAX_VALUES))
+    if blocks <= 1:
+        return None
+    return accumulator * outputs * blocks * threads.outputs * threads.vector, 4 * grid
+
+
+def _counts(shape: Sequence[int], reduced: frozenset[int]) -> tuple[int, int]:
+    """Return the number of elements that make one result, and the number of results."""
+    inputs = math.prod(size for number, size in enumerate(shape) if number in reduced)
+    return inputs, math.prod(size for number, size in enumerate(shape) if number not in reduced)
+
+
+class _Threads(NamedTuple):
+    """Shape of a thread block, and over what its rows of `width` threads go."""
+
+    width: int
+    height: int
+    vector: int
+    """Results that one thread makes at once."""
+    inputs: int
+    """Elements of the input that a row takes side by side: its width where it reduces the fastest dimension, else 1."""
+    outputs: int
+    """Results that a row makes side by side: 1 where it reduces the fastest dimension, else its width."""
+
+
+def _threads(dims: list[_Dimension], inputs: int, outputs: int, offset: int) -> _Threads:
+    """Return the thread block of a reduction of `inputs` elements for each of `outputs` results: setReduceConfig."""
+    count = sum(dim.out == 0 for dim in dims)
     fastest = count == len(dims) or dims[0].input < dims[count].input
-    step_input = step_output = vector = 1
+    vector = 1
     if fastest:
-        dim0, dim1, moving = inputs, outputs, dims[0].input
-    else:
-        dim0, dim1, moving = outputs, inputs, dims[count].input
-    if moving == 1:
-        if fastest and dim0 >= 128 and count == 1:
+        dim0, dim1 = inputs, outputs
+        if dims[0].input == 1 and dim0 >= 128 and count == 1:
             dim0 //= 4
-        elif not fastest:
+    else:
+        dim0, dim1 = outputs, inputs
+        if dims[count].input == 1:
             vector = _vector(dims, count, offset)
             dim0 //= vector
     most = _MAX_THREADS // vector
@@ -218,19 +321,4 @@ def scratch(
     width = min(width_limit, _WARP)
     height = min(height_limit, most // width)
     width = min(width_limit, most // height)
-    if fastest:
-        step_input *= width
-    else:
-        step_output *= width
-    if _ceil_divide(inputs, step_input) < min(height * 16, _MAX_VALUES):
-        return None
-    step_input *= height
-    values = _ceil_divide(inputs, step_input)
-    target = build.multiprocessors * (build.resident_threads // (width * height))
-    grid = _ceil_divide(outputs // vector, step_output)
-    if values < _MAX_VALUES or grid > target:
-        return None
-    blocks = max(min(_ceil_divide(target, grid), _ceil_divide(values, _MIN_VALUES)), _ceil_divide(values, _MAX_VALUES))
-    if blocks <= 1:
-        return None
-    return accumulator * outputs * blocks * (1 if fastest else width * vector), 4 * grid
+    return _Threads(width, height, vector, width if fastest else 1, 1 if fastest else width)

@@ -1,7 +1,6 @@
-"""Memory of sorting, selecting and scanning: sort, topk, median, cumsum and cumprod, permutations.
+"""Request the memory of sorting, selecting and scanning: sort, topk, median, cumsum and cumprod.
 
-In: the op's arguments. Out: `Requests` or results of other ops. Sources are below aten/src/ATen/native; cub.py has the
-scratch of cub's algorithms.
+Sources are below aten/src/ATen/native; cub.py has the scratch of cub's algorithms.
 """
 
 from __future__ import annotations
@@ -11,11 +10,12 @@ from typing import Any
 import torch
 
 from memexplore.virtual_gpu.kernels import cub, cuda_build
-from memexplore.virtual_gpu.kernels.plan import Free, OpRunner, Requests, Scratch
-from memexplore.virtual_gpu.kernels.shapes import argument, nbytes, new_outputs
+from memexplore.virtual_gpu.kernels.plan import Free, OpRunner, Requests, Scratch, argument, nbytes, new_outputs
+from memexplore.virtual_gpu.kernels.table import Kind, rule
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
 _aten = torch.ops.aten
+
 _SMALL, _LARGE, _FEW = 4096, 1_000_000, 128
 """Values of a slice for the small sort (should_use_small_sort) and for a sort of its own, slices for one sort."""
 
@@ -44,6 +44,7 @@ def _sort_of(args: Any, kwargs: Any) -> tuple[torch.Tensor, int]:
     return source, dim
 
 
+@rule(Kind.REQUESTS, "cuda/Sort.cpp", _aten.sort.default, _aten.sort.stable)
 def sort(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """sort: indices that begin in order; beyond 4096 values a slice, copies with the sorted dimension last, and cub's.
 
@@ -84,10 +85,12 @@ def sort(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
 
 
 _BLOCK, _DIGITS = 256, 256
+
 _TOPK_SLICES = ((20, 20_000), (40, 10_000), (80, 8_000), (199, 5_000), (799, 3_000), (4000, 800))
 """Up to so many slices, so many values a slice make topk use several blocks (should_use_multiblock)."""
 
 
+@rule(Kind.REQUESTS, "cuda/TensorTopK.cu", _aten.topk.default)
 def topk(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """topk: of long slices, counts of digits for each block and slice, and scans of them, then the result's order.
 
@@ -105,8 +108,8 @@ def topk(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
         return None
     build = cuda_build.current()
     # Six blocks fit a multiprocessor: 65 536 registers, 40 for each thread.
-    each = -(-length * slices // (build.multiprocessors * 6 * _BLOCK))
-    blocks = -(-length // (_BLOCK * max(4, min(each, 64))))
+    per_thread = -(-length * slices // (build.multiprocessors * 6 * _BLOCK))
+    blocks = -(-length // (_BLOCK * max(4, min(per_thread, 64))))
     requests = _Requests(outputs)
     copy = [] if source.is_contiguous() else [nbytes(source)]
     sizes = (slices * source.dtype.itemsize, slices * 8, slices * 8, slices * blocks * _DIGITS * 2)
@@ -117,6 +120,7 @@ def topk(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     return requests.requests
 
 
+@rule(Kind.REQUESTS, "cuda/ScanUtils.cuh", _aten.cumsum.default, _aten.cumprod.default)
 def cumulative(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """cumsum, cumprod: a copy in the result's dtype (impl_func_cum_ops in ReduceOps.cpp); one slice is cub's scan.
 
@@ -132,6 +136,7 @@ def cumulative(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     return requests.requests if requests.count else None
 
 
+@rule(Kind.OPS, "cuda/Sorting.cpp", _aten.median.default, _aten.nanmedian.default)
 def median(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """Median of all values, from their order: median_impl in cuda/Sorting.cpp.
 
@@ -147,11 +152,3 @@ def median(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
             return torch.where(last.isnan(), last, ordered[(source.numel() - 1) // 2])
         position = (source.numel() - 1 - ordered.isnan().sum()) / 2
         return ordered.index_select(0, position.to(torch.int64).reshape(1)).squeeze(0)
-
-
-REQUESTS: list[tuple[Any, str, list[Any]]] = [
-    (sort, "cuda/Sort.cpp", [_aten.sort.default, _aten.sort.stable]),
-    (topk, "cuda/TensorTopK.cu", [_aten.topk.default]),
-    (cumulative, "cuda/ScanUtils.cuh", [_aten.cumsum.default, _aten.cumprod.default]),
-]
-"""Rows of kind REQUESTS for the table of kernels."""

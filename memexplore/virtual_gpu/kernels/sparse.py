@@ -1,8 +1,8 @@
-"""Sparse COO tensors on the virtual GPU: gradients of `nn.Embedding(sparse=True)`, and matrices of graphs.
+"""Imitate sparse COO tensors: gradients of `nn.Embedding(sparse=True)`, and matrices of graphs.
 
-In: virtual indices and values. Out: `SparseTensor`, a sparse tensor to autograd; its memory is that of its indices and
-values, and its ops are ops on these. Sources are below aten/src/ATen/native/sparse. Which indices are equal depends on
-values: where they are unknown `coalesce` finds none, as a note on the tape says.
+A `SparseTensor` is a sparse tensor to autograd; its memory is that of its indices and values, and its ops are ops on
+these. Sources are below aten/src/ATen/native/sparse. Which indices are equal depends on values: where they are unknown
+`coalesce` counts every index as different, as a note on the tape says.
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ from typing import Any
 
 import torch
 
-from memexplore.torch_internals.dispatch import (
-    DisableTorchFunction,
-    disable_current_modes,
-    make_subclass,
-    schema_of,
-)
+from memexplore.torch_internals.dispatch import DisableTorchFunction, disable_current_modes, make_subclass, schema_of
 from memexplore.virtual_gpu.kernels import cub
 from memexplore.virtual_gpu.kernels.plan import OpRunner
-from memexplore.virtual_gpu.tensors import known_values, real_tensors, values
+from memexplore.virtual_gpu.kernels.table import Kind, rule
 from memexplore.virtual_gpu.tensors.tensor import BACKEND, VirtualTensor
+from memexplore.virtual_gpu.values import known_values, notes, real_tensors
+from memexplore.virtual_gpu.values.value_reads import NotSimulated
 
 _aten = torch.ops.aten
+
 LIMIT = 4 << 20
 """Bytes of the largest dense result whose values are computed, unless an argument is larger."""
 
@@ -58,9 +56,7 @@ class SparseTensor(VirtualTensor):
                 result = handler(func, *args, **(kwargs or {}))
             if result is not NotImplemented:
                 return result
-        raise values.NotSimulated(
-            f"{func} of a sparse tensor cannot be simulated on a virtual GPU; profile it on a real GPU"
-        )
+        raise NotSimulated(f"{func} of a sparse tensor cannot be simulated on a virtual GPU; profile it on a real GPU")
 
 
 def new(size: Any, indices: torch.Tensor, contents: torch.Tensor, coalesced: bool) -> SparseTensor:
@@ -78,26 +74,26 @@ def new(size: Any, indices: torch.Tensor, contents: torch.Tensor, coalesced: boo
     return result  # type: ignore[no-any-return]
 
 
-# --- rules of the table: ops on dense tensors that make sparse ones -------------------------------------------------
-
-
+@rule(Kind.OPS, "sparse/SparseTensor.cpp", _aten._sparse_coo_tensor_with_dims_and_tensors.default)
 def make(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """_sparse_coo_tensor_with_dims_and_tensors keeps the indices and values that it gets."""
     _, _, size, indices, contents = args
     return new(size, indices, contents, bool(kwargs.get("is_coalesced")))
 
 
+@rule(Kind.OPS, "TensorConversions.cpp", _aten._to_sparse.default, _aten._to_sparse.sparse_dim)
 def from_dense(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """to_sparse: indices and values of the elements that are not 0, dense_to_sparse in TensorConversions.cpp."""
     source = args[0]
     if (len(args) > 1 and args[1] != source.dim()) or kwargs.get("layout") not in (None, torch.sparse_coo):
-        raise values.NotSimulated(f"{func} to that layout cannot be simulated on a virtual GPU; use torch.sparse_coo")
+        raise NotSimulated(f"{func} to that layout cannot be simulated on a virtual GPU; use torch.sparse_coo")
     with runner:
         indices = _aten.nonzero.default(source)
         contents = _aten.index.Tensor(source, list(indices.unbind(1)))
         return new(source.shape, _aten.t.default(indices), contents, True)
 
 
+@rule(Kind.OPS, "EmbeddingBag.cpp", _aten._embedding_bag_backward.default)
 def embedding_bag_backward(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """_embedding_bag_backward with sparse=True: _embedding_bag_sparse_backward_symint in EmbeddingBag.cpp."""
     gradient, indices, _, bags, sizes, _, rows, _, kind, sparse = args[:10]
@@ -111,9 +107,6 @@ def embedding_bag_backward(runner: OpRunner, func: Any, args: Any, kwargs: Any) 
         if weights is not None:
             taken = _aten.mul.Tensor(taken, weights.unsqueeze(1))
         return new((rows, gradient.shape[1]), indices.reshape(1, -1), taken, False)
-
-
-# --- known values ---------------------------------------------------------------------------------------------------
 
 
 def _real(value: Any) -> Any:
@@ -166,9 +159,6 @@ def _computed(rule: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-# --- ops on sparse tensors ------------------------------------------------------------------------------------------
-
-
 def _with_values(tensor: SparseTensor, contents: torch.Tensor) -> SparseTensor:
     return new(tensor.shape, tensor.parts[0], contents, tensor.coalesced)
 
@@ -190,7 +180,7 @@ def _to_copy(func: Any, tensor: Any, **options: Any) -> Any:
             real = _real(tensor)
             if real is not None:
                 return real.to(options.get("dtype") or real.dtype, copy=True)
-        raise values.NotSimulated(
+        raise NotSimulated(
             "the values of a sparse tensor on a virtual GPU are not known, so that it cannot be copied to the CPU: "
             "leave the copy out, or profile on a real GPU"
         )
@@ -208,20 +198,20 @@ def _coalesce(func: Any, tensor: Any) -> Any:
     count = contents.shape[0]
     if count < 2:
         return new(tensor.shape, indices, contents, True)
-    whole = _coalesced(tensor)
-    found = count if whole is None else whole[0].shape[1]
+    known = _coalesced(tensor)
+    distinct = count if known is None else known[0].shape[1]
     flat = indices.new_empty(count)
     order, offsets = torch.empty_like(flat), torch.empty_like(flat)
     sorting = indices.new_empty(cub.radix_sort(count, 8, 8), dtype=torch.uint8)
     del sorting
-    made = contents.new_empty((found, *contents.shape[1:]))
+    made = contents.new_empty((distinct, *contents.shape[1:]))
     dims = indices.shape[0]
-    new_indices = flat[:found].unsqueeze(0) if dims == 1 else indices.new_empty((dims, found))
+    new_indices = flat[:distinct].unsqueeze(0) if dims == 1 else indices.new_empty((dims, distinct))
     del order, offsets
-    if whole is not None:
-        known_values.put(new_indices, whole[0])
-        if whole[1] is not None:
-            known_values.put(made, whole[1])
+    if known is not None:
+        known_values.put(new_indices, known[0])
+        if known[1] is not None:
+            known_values.put(made, known[1])
     return new(tensor.shape, new_indices, made, True)
 
 
@@ -229,13 +219,13 @@ def _coalesced(tensor: SparseTensor) -> tuple[torch.Tensor, torch.Tensor | None]
     """Return distinct indices and the sums of their values, None for unknown values; None for unknown indices."""
     indices, contents = (known_values.of(part) for part in tensor.parts)
     if indices is None:
-        values.assume("coalesce finds no index twice")
+        notes.assume("coalesce finds no index twice")
         return None
     with disable_current_modes():
         given = real_tensors.ones(indices.shape[1], dtype=torch.int8) if contents is None else contents
         size = tuple(tensor.shape)[: indices.shape[0] + given.dim() - 1]
-        whole = torch.sparse_coo_tensor(indices, given, size, check_invariants=False).coalesce()
-        return whole.indices(), None if contents is None else whole.values()
+        distinct = torch.sparse_coo_tensor(indices, given, size, check_invariants=False).coalesce()
+        return distinct.indices(), None if contents is None else distinct.values()
 
 
 def _marked(func: Any, tensor: Any, coalesced: bool) -> Any:
@@ -268,8 +258,8 @@ def _norm(func: Any, tensor: Any, order: Any = 2, dims: Any = (), keepdim: bool 
     """The norm of the values of distinct indices: norm_sparse in SparseTensorMath.cpp."""
     if keepdim or (dims and len(dims) < tensor.dim()):
         return NotImplemented
-    whole = tensor if tensor.coalesced else _coalesce(func, tensor)
-    return _aten.linalg_vector_norm(whole.parts[1], 2 if order is None else order, **options)
+    coalesced = tensor if tensor.coalesced else _coalesce(func, tensor)
+    return _aten.linalg_vector_norm(coalesced.parts[1], 2 if order is None else order, **options)
 
 
 def _add(func: Any, first: Any, second: Any, alpha: Any = 1) -> Any:
@@ -317,7 +307,7 @@ def _product(func: Any, matrix: Any, dense: Any) -> Any:
     """Sparse times dense: s_addmm_out_sparse_dense_cuda in SparseCUDABlas.cpp; cuSPARSE's buffer is not counted."""
     if not isinstance(matrix, SparseTensor) or isinstance(dense, SparseTensor):
         return NotImplemented
-    values.note("workspaces of cuSPARSE are not counted: their sizes are not public")
+    notes.note("workspaces of cuSPARSE are not counted: their sizes are not public")
     return dense.new_empty((matrix.shape[0], *dense.shape[1:]))
 
 
@@ -344,6 +334,7 @@ def _like(func: Any, tensor: Any, **options: Any) -> Any:
 
 
 _NOT_LINEAR = frozenset(("abs", "pow", "sign", "sqrt"))
+
 _HANDLERS: dict[str, Callable[..., Any]] = {
     "_indices": lambda func, tensor: tensor.parts[0].detach(),
     "_values": lambda func, tensor: tensor.parts[1].detach(),
@@ -382,4 +373,4 @@ _HANDLERS: dict[str, Callable[..., Any]] = {
     "_sparse_sum": _sum,
     **dict.fromkeys(("mul", "mul_", "div", "div_", "neg", "neg_", "abs", "pow", "sqrt", "sqrt_", "sign"), _of_values),
 }
-"""Name of an op -> its rule: the op and its arguments go in, the result comes out."""
+"""Name of an op -> its rule: `(op, *args, **kwargs) -> result`."""

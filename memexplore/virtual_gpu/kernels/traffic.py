@@ -1,7 +1,7 @@
-"""Bytes that a rank sends in a collective, by the ring algorithm.
+"""Count the bytes that a rank sends in a collective, by the ring algorithm.
 
-In: a c10d op and its tensors. Out: `Traffic`. Sources: NCCL tests, doc/PERFORMANCE.md (factors of bus bandwidth);
-Patarasuk and Yuan 2009. NCCL may choose a tree for small messages, which sends about as much.
+Sources: NCCL tests, doc/PERFORMANCE.md (factors of bus bandwidth); Patarasuk and Yuan 2009. NCCL may choose a tree for
+small messages, which sends about as much.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def ring_bytes(name: str, outputs: int, inputs: int, ranks: int) -> int:
         return outputs or inputs
     if name.startswith("allreduce"):
         return 2 * outputs * (ranks - 1) // ranks
-    whole = outputs if "gather" in name else inputs
-    return whole * (ranks - 1) // ranks
+    total = outputs if "gather" in name else inputs
+    return total * (ranks - 1) // ranks
 
 
 _SENDS_NOTHING = ("barrier", "recv_", "recv_any_source_")

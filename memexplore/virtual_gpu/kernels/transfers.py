@@ -1,7 +1,7 @@
-"""Memory of copies between CPU and GPU: temporaries for tensors that are not contiguous or change dtype.
+"""Request the memory of copies between CPU and GPU: temporaries for tensors that are not contiguous or change dtype.
 
-In: the op's arguments. Out: `Requests`. Source: copy_requires_temporaries and copy_kernel_cuda in
-aten/src/ATen/native/cuda/Copy.cu; the copy of a slice of a tensor as recorded with torch 2.5.
+Source: copy_requires_temporaries and copy_kernel_cuda in aten/src/ATen/native/cuda/Copy.cu; the copy of a slice of a
+tensor as recorded with torch 2.5.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from typing import Any
 
 import torch
 
-from memexplore.virtual_gpu.kernels.plan import Free, NewTensor, Requests, Scratch
-from memexplore.virtual_gpu.kernels.shapes import argument, nbytes, new_outputs
+from memexplore.virtual_gpu.kernels.plan import Free, NewTensor, Requests, Scratch, argument, nbytes, new_outputs
+from memexplore.virtual_gpu.kernels.table import Kind, rule
+
+_aten = torch.ops.aten
 
 
+@rule(Kind.REQUESTS, "cuda/Copy.cu", _aten.copy_.default)
 def copy_into(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """copy_."""
     target, source = args[:2]
@@ -24,6 +27,7 @@ def copy_into(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     return _temporaries(planned, source, argument(args, kwargs, 2, "non_blocking", False)) or None
 
 
+@rule(Kind.REQUESTS, "cuda/Copy.cu", _aten._to_copy.default)
 def to_copy(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """_to_copy (`Tensor.to`, `.cuda()`, `.cpu()`): the result, then as copy_."""
     if type(outputs[0]) is not NewTensor:
@@ -47,8 +51,8 @@ def _temporaries(target: NewTensor, source: torch.Tensor, non_blocking: bool) ->
     if from_host:
         # A blocking copy converts the dtype on the CPU, a non-blocking one on the GPU.
         itemsize = (source if non_blocking else target).dtype.itemsize
-        whole = _dense(target.shape, target.stride, in_order)
-        return [] if whole and (same or not non_blocking) else [Scratch(count * itemsize)]
+        is_dense = _dense(target.shape, target.stride, in_order)
+        return [] if is_dense and (same or not non_blocking) else [Scratch(count * itemsize)]
     copies: Requests = [Scratch(nbytes(source, target.dtype))] if non_blocking and not same else []
     if not _dense(target.shape, stride, in_order):
         copies.append(Scratch(count * (target if non_blocking else source).dtype.itemsize))

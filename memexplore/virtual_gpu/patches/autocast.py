@@ -1,6 +1,4 @@
-"""Autocast on the virtual device: PyTorch's lists of CUDA ops, its promotion rules and its cache of cast weights.
-
-In: a torch release. Out: patches and the functions of `torch` that stand in for its own.
+"""Imitate autocast as on CUDA: PyTorch's lists of CUDA ops, its promotion rules and its cache of cast weights.
 
 Source of the lists and rules: ATen/autocast_mode.h (`AT_FORALL_LOWER_PRECISION_FP`, `AT_FORALL_FP32`,
 `AT_FORALL_FP32_SET_OPT_DTYPE`, `AT_FORALL_PROMOTE`) and ATen/autocast_mode.cpp (`cached_cast`).
@@ -25,7 +23,7 @@ from memexplore.torch_internals.dispatch import (
 )
 from memexplore.torch_internals.tensors import is_view
 from memexplore.virtual_gpu.dispatch import autograd_engine
-from memexplore.virtual_gpu.kernels import rnn, table
+from memexplore.virtual_gpu.kernels import recurrent, table
 from memexplore.virtual_gpu.patches.install import Call, Keep, Patch, Replace
 from memexplore.virtual_gpu.tensors.tensor import BACKEND, VirtualTensor
 
@@ -207,8 +205,8 @@ def _recurrent(op: Any) -> Callable[..., Any]:
             first = weights[0] if buffer is None else buffer
             if _eligible(first) and first.dtype is not torch.float16:
                 directions = 2 if rest[9] else 1
-                count = rnn.weight_count(mode, tensor.shape[-1], size, projected, layers, directions)
-                buffer, weights = rnn.flat_copies(weights, count, torch.float16)
+                count = recurrent.weight_count(mode, tensor.shape[-1], size, projected, layers, directions)
+                buffer, weights = recurrent.flat_copies(weights, count, torch.float16)
             states, _ = _all_cast((tensor, hidden, cell), {}, torch.float16)
             return op(states[0], weights, stride, buffer, *states[1:], *rest[2:])
 

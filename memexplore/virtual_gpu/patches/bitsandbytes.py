@@ -1,8 +1,8 @@
-"""The native library of bitsandbytes on a virtual GPU: loading it needs CUDA's own libraries, which may be missing.
+"""Replace the native library of bitsandbytes: loading it needs CUDA's own libraries, which may be missing.
 
-In: nothing. Out: rows for the table of patches. The ops of bitsandbytes arrive in the dispatch mode as all others;
-only managed memory, of which paged optimizers make their states, is the library's own. Its classes of parameters
-quantize a parameter when it moves to the GPU; a virtual one stays a `VirtualTensor` that has their methods.
+The ops of bitsandbytes arrive in the dispatch mode as all others; only managed memory, of which paged optimizers make
+their states, is the library's own. Its classes of parameters quantize a parameter when it moves to the GPU; a virtual
+one stays a `VirtualTensor` that has their methods.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from memexplore.torch_internals.dispatch import MAKE_SUBCLASS
 from memexplore.torch_internals.tensors import PARAMETER_MARK
 from memexplore.virtual_gpu.patches import user_classes
 from memexplore.virtual_gpu.patches.install import Replace
-from memexplore.virtual_gpu.tensors import values
 from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor
-from memexplore.virtual_gpu.tensors.value_loops import NotSimulated
+from memexplore.virtual_gpu.values import notes
+from memexplore.virtual_gpu.values.value_reads import NotSimulated
 
 _PREFIX = "libbitsandbytes_cuda"
 _NO_RESERVE = 0x4000
@@ -69,7 +69,7 @@ class _Library:
 
 def _managed_memory(size: int) -> int:
     """Return the address of memory that takes no space until it is written."""
-    values.note("paged optimizer states are in managed memory, outside the allocator, and are not counted")
+    notes.note("paged optimizer states are in managed memory, outside the allocator, and are not counted")
     flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE} if sys.platform == "linux" else {}
     memory = mmap.mmap(-1, max(size, 1), **flags)
     view = ctypes.c_char.from_buffer(memory)

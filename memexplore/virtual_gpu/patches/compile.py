@@ -1,4 +1,4 @@
-"""`torch.compile` on the virtual GPU: the eager code runs, and a note on the tape says so."""
+"""Run the eager code of what `torch.compile` would compile, and say so in a note on the tape."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from memexplore.torch_internals.state import compiler_is_imported, compiler_stance, set_compiler_stance
-from memexplore.virtual_gpu.tensors import values
+from memexplore.virtual_gpu.values import notes
 
 _NOTE = "torch.compile runs the eager code, which holds more or less than the compiled kernels would"
 
@@ -82,7 +82,7 @@ class EagerCompile:
     def function(self, model: Callable[..., Any] | None = None, **options: Any) -> Any:
         """`torch.compile`."""
         if getattr(model, "__name__", "") != _FLEX_WRAPPER:
-            values.assume(_NOTE)
+            notes.assume(_NOTE)
         if options.get("disable"):
             return self._original(model, **options)
         self._run_eagerly()
@@ -102,4 +102,4 @@ class EagerCompile:
     def method(self, module: torch.nn.Module, *args: Any, **options: Any) -> None:
         """`Module.compile`."""
         self._modules[module] = True
-        values.assume(_NOTE)
+        notes.assume(_NOTE)

@@ -1,10 +1,9 @@
-"""Tensors whose device changed by `tensor.data = other`, and may change back while a backward knows them.
+"""Keep the contents of a tensor that `tensor.data = other` moves to another device, and may move back before backward.
 
-In: a tensor and the tensor object that has its contents of before. Out: the same contents when it comes back, and its
-gradient meanwhile. In C++ `set_data` keeps the tensor, so the node that adds to its gradient finds it on whichever
-device it is (FSDP1 with `CPUOffload`: on the GPU in forward and backward, on the CPU between). The contents of a
-virtual tensor are of another C++ class on another device, so there are two, and each keeps its node and its gradient.
-Source: VariableHooks::set_data in torch/csrc/autograd/variable.cpp.
+In C++ `set_data` keeps the tensor, so the node that adds to its gradient finds it on whichever device it is (FSDP1 with
+`CPUOffload`: on the GPU in forward and backward, on the CPU between). The contents of a virtual tensor are of another
+C++ class on another device, so there are two, and each keeps its node and its gradient; a tensor that comes back gets
+its contents of before. Source: VariableHooks::set_data in torch/csrc/autograd/variable.cpp.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from memexplore.torch_internals.dispatch import disable_current_modes
 from memexplore.torch_internals.tensors import PARAMETER_MARK
-from memexplore.virtual_gpu.tensors import real_tensors
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, wrap
+from memexplore.virtual_gpu.values import real_tensors
 
 SET_DATA: Callable[[torch.Tensor, torch.Tensor], None] = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _GRADIENT: Any = torch.Tensor.grad
@@ -75,7 +74,7 @@ class ContentsElsewhere:
 
     def move_gradient(self, gradient: torch.Tensor) -> None:
         """Give a gradient that changed its device (`tensor.grad.data = other`) to the contents on that device."""
-        tensor, read = (each() for each in self._read)
+        tensor, read = (reference() for reference in self._read)
         if read is not gradient or tensor is None or tensor not in self._before:
             return
         before = self._before[tensor]

@@ -1,4 +1,4 @@
-"""`torch.cuda` and `torch.accelerator` of a virtual GPU: the device goes in, functions by name come out.
+"""Make the functions of `torch.cuda` and `torch.accelerator` for a virtual GPU, by name.
 
 Memory statistics come from the allocator model. There is one device, its work runs in order and takes no time.
 """
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from memexplore.allocator import Allocator
-from memexplore.gpu_catalogue import Gpu
+from memexplore.hardware.catalogue import Gpu
 from memexplore.torch_internals.cuda import CUDART, EXCHANGE_DEVICE, IS_IN_BAD_FORK, LAZY_INIT, MAYBE_EXCHANGE_DEVICE
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
 from memexplore.virtual_gpu.dispatch import runner
@@ -24,7 +24,7 @@ from memexplore.virtual_gpu.patches.device_names import index_of
 from memexplore.virtual_gpu.tensors import local_device
 from memexplore.virtual_gpu.tensors.live_storages import live_storages
 from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor
-from memexplore.virtual_gpu.tensors.values import NotSimulated
+from memexplore.virtual_gpu.values.value_reads import NotSimulated
 
 _READ_PROPERTIES = frozenset(
     "get_device_name get_device_properties mem_get_info memory_stats memory_stats_as_nested_dict memory_allocated "
@@ -40,13 +40,10 @@ class Device(Protocol):
     gpu: Gpu
     release: str
     allocator: Allocator
+    runner: runner.PlanRunner
     workspaces: Workspaces
     properties_read: bool
     generator: torch.Generator
-
-    @property
-    def mode(self) -> runner.PlanRunner:
-        """The dispatch mode, which runs plans."""
 
     def empty_cache(self) -> None:
         """`torch.cuda.empty_cache()`."""
@@ -79,64 +76,30 @@ def _of_device(answer: Callable[[], Any]) -> Callable[..., Any]:
 
 def functions(device: Device) -> dict[str, Any]:
     """Return the names of `torch.cuda` that are replaced while `device` is on, and their replacements."""
-    gpu, allocator, run = device.gpu, device.allocator, device.mode
-    properties = Properties(gpu)
+    replacements = {
+        **_device_functions(device),
+        **_statistics(device),
+        **_limit_functions(device),
+        **_block_functions(device.runner),
+        **_random_functions(device.generator),
+        **streams.functions(),
+        **{name: cuda_objects.tensor_type(name, dtype) for name, dtype in cuda_objects.TENSOR_TYPES.items()},
+        **_refused_functions(),
+    }
+    for name in _READ_PROPERTIES & replacements.keys():
+        replacements[name] = _noting(device, replacements[name])
+    return replacements
 
-    def nested() -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        for name, value in allocator.stats().items():
-            *parents, last = name.split(".")
-            group = result
-            for parent in parents:
-                group = group.setdefault(parent, {})
-            group[last] = value
-        return result
 
-    def stat(name: str) -> Callable[..., int]:
-        return _of_device(lambda: allocator.stats().get(name, 0))
-
-    def free_and_total() -> tuple[int, int]:
-        return gpu.total - gpu.outside - allocator.reserved, gpu.total
-
-    fraction = [1.0 if allocator.limit is None else allocator.limit / gpu.total]
-
-    def set_fraction(value: float, device: Any = None) -> None:
-        index_of(device)
-        fraction[0] = value
-        allocator.set_memory_fraction(value)
-
+def _device_functions(device: Device) -> dict[str, Any]:
+    """Functions about the device, its initialization and its libraries."""
+    properties = Properties(device.gpu)
     sync_mode = [0]
 
     def set_sync_mode(mode: int | str) -> None:
         sync_mode[0] = {"default": 0, "warn": 1, "error": 2}.get(mode, 0) if isinstance(mode, str) else mode
 
-    def allocate(size: int, device: Any = None, stream: Any = None) -> int:
-        index_of(device)
-        with runner.lock:
-            return run.allocate(size, "caching_allocator_alloc")
-
-    def delete(address: int) -> None:
-        with runner.lock:
-            run.free(address)
-
-    def enable_caching(value: bool = True) -> None:
-        if not value:
-            raise NotSimulated(
-                "a GPU without the caching allocator cannot be simulated on a virtual GPU: leave it enabled, "
-                "or profile on a real GPU"
-            )
-
-    def processes(device: Any = None) -> str:
-        index_of(device)
-        return f"GPU:0\nprocess {os.getpid():>10d} uses {allocator.reserved / 1024**2:>12.3f} MB GPU memory"
-
-    generator = device.generator
-
-    def set_state(state: torch.Tensor, device: Any = None) -> None:
-        index_of(device)
-        generator.set_state(state)
-
-    replacements: dict[str, Any] = {
+    return {
         "is_available": _always(True),
         "is_initialized": _always(True),
         IS_IN_BAD_FORK.name: _always(False),
@@ -159,7 +122,31 @@ def functions(device: Device) -> dict[str, Any]:
         "ipc_collect": _pass,
         "get_sync_debug_mode": lambda: sync_mode[0],
         "set_sync_debug_mode": set_sync_mode,
-        "empty_cache": lambda: device.empty_cache(),
+        "utilization": _always(0),
+        "memory_usage": _of_device(_always(0)),
+        "current_blas_handle": _always(0),
+        "current_solver_handle": _always(0),
+    }
+
+
+def _statistics(device: Device) -> dict[str, Any]:
+    """Functions that tell what the allocator counted, and that reset it."""
+    allocator = device.allocator
+
+    def nested() -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for name, value in allocator.stats().items():
+            *parents, last = name.split(".")
+            group = result
+            for parent in parents:
+                group = group.setdefault(parent, {})
+            group[last] = value
+        return result
+
+    def stat(name: str) -> Callable[..., int]:
+        return _of_device(lambda: allocator.stats().get(name, 0))
+
+    return {
         "get_allocator_backend": _always("native"),
         "host_memory_stats": dict,
         "host_memory_stats_as_nested_dict": dict,
@@ -177,21 +164,70 @@ def functions(device: Device) -> dict[str, Any]:
         "reset_max_memory_allocated": _of_device(allocator.reset_peak_stats),
         "reset_max_memory_cached": _of_device(allocator.reset_peak_stats),
         "reset_accumulated_memory_stats": _of_device(allocator.reset_accumulated_stats),
+        "memory_snapshot": lambda *args, **kwargs: allocator.snapshot(),
+    }
+
+
+def _limit_functions(device: Device) -> dict[str, Any]:
+    """Functions about the memory of the whole GPU and the part of it that the process may take."""
+    gpu, allocator = device.gpu, device.allocator
+    fraction = [1.0 if allocator.limit is None else allocator.limit / gpu.total]
+
+    def free_and_total() -> tuple[int, int]:
+        return gpu.total - gpu.outside - allocator.reserved, gpu.total
+
+    def set_fraction(value: float, device: Any = None) -> None:
+        index_of(device)
+        fraction[0] = value
+        allocator.set_memory_fraction(value)
+
+    def processes(device: Any = None) -> str:
+        index_of(device)
+        return f"GPU:0\nprocess {os.getpid():>10d} uses {allocator.reserved / 1024**2:>12.3f} MB GPU memory"
+
+    return {
         "mem_get_info": _of_device(free_and_total),
+        CUDART.name: Cudart(free_and_total),
         "set_per_process_memory_fraction": set_fraction,
         "get_per_process_memory_fraction": lambda device=None: fraction[0],
-        "memory_snapshot": lambda *args, **kwargs: allocator.snapshot(),
-        "utilization": _always(0),
-        **streams.functions(),
-        "current_blas_handle": _always(0),
-        "current_solver_handle": _always(0),
-        CUDART.name: Cudart(free_and_total),
+        "list_gpu_processes": processes,
+        "device_memory_used": _of_device(lambda: gpu.outside + allocator.reserved),
+        "empty_cache": lambda: device.empty_cache(),
+    }
+
+
+def _block_functions(plan_runner: runner.PlanRunner) -> dict[str, Any]:
+    """Functions that allocate and free blocks without a tensor."""
+
+    def allocate(size: int, device: Any = None, stream: Any = None) -> int:
+        index_of(device)
+        with runner.lock:
+            return plan_runner.allocate(size, "caching_allocator_alloc")
+
+    def delete(address: int) -> None:
+        with runner.lock:
+            plan_runner.free(address)
+
+    def enable_caching(value: bool = True) -> None:
+        if not value:
+            raise NotSimulated(
+                "a GPU without the caching allocator cannot be simulated on a virtual GPU: leave it enabled, "
+                "or profile on a real GPU"
+            )
+
+    return {
         "caching_allocator_alloc": allocate,
         "caching_allocator_delete": delete,
         "caching_allocator_enable": enable_caching,
-        "list_gpu_processes": processes,
-        "device_memory_used": _of_device(lambda: gpu.outside + allocator.reserved),
-        "memory_usage": _of_device(_always(0)),
+    }
+
+
+def _random_functions(generator: torch.Generator) -> dict[str, Any]:
+    def set_state(state: torch.Tensor, device: Any = None) -> None:
+        index_of(device)
+        generator.set_state(state)
+
+    return {
         **dict.fromkeys(("manual_seed", "manual_seed_all"), lambda seed: generator.manual_seed(int(seed))),
         **dict.fromkeys(("seed", "seed_all"), lambda: generator.seed()),
         "initial_seed": generator.initial_seed,
@@ -200,7 +236,12 @@ def functions(device: Device) -> dict[str, Any]:
         "set_rng_state": set_state,
         "set_rng_state_all": lambda states: set_state(states[0]),
         "default_generators": (generator,),
-        **{name: cuda_objects.tensor_type(name, dtype) for name, dtype in cuda_objects.TENSOR_TYPES.items()},
+    }
+
+
+def _refused_functions() -> dict[str, Any]:
+    """Functions and classes for which a virtual GPU has no model: each call raises NotSimulated."""
+    return {
         **dict.fromkeys((name for name in _GRAPHS if hasattr(torch.cuda, name)), refused("a CUDA graph")),
         **dict.fromkeys(("MemPool", "use_mem_pool"), refused("a memory pool")),
         **dict.fromkeys(("CUDAPluggableAllocator", "change_current_allocator"), refused("another allocator")),
@@ -208,9 +249,6 @@ def functions(device: Device) -> dict[str, Any]:
         **{name: refused("a sensor of the GPU") for name in ("temperature", "power_draw", "clock_rate")},
         **dict.fromkeys(_STORAGES, refused("a storage without a tensor", "make a tensor")),
     }
-    for name in _READ_PROPERTIES & replacements.keys():
-        replacements[name] = _noting(device, replacements[name])
-    return replacements
 
 
 _STORAGES = tuple(

@@ -1,4 +1,4 @@
-"""Classes of `torch.cuda` on a virtual GPU: generators, device properties, the runtime, tensor types."""
+"""Make the classes of `torch.cuda` for a virtual GPU: generators, device properties, the runtime, tensor types."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, NoReturn
 
 import torch
 
-from memexplore.gpu_catalogue import Gpu
+from memexplore.hardware.catalogue import Gpu
 from memexplore.virtual_gpu.kernels.cuda_build import Build
 from memexplore.virtual_gpu.patches.device_names import index_of, renamed
 from memexplore.virtual_gpu.tensors.tensor import DeviceState
-from memexplore.virtual_gpu.tensors.values import NotSimulated
+from memexplore.virtual_gpu.values.value_reads import NotSimulated
 
 _L2 = (
     *(("T4", 4), ("P100", 4), ("V100", 6), ("A100", 40), ("A10", 6), ("A40", 6), ("L40", 96), ("L4", 48)),
@@ -173,10 +173,10 @@ TENSOR_TYPES = {
 }
 
 
-def refused(what: str, instead: str = "leave it out") -> type:
+def refused(feature: str, instead: str = "leave it out") -> type:
     """Return a class of `torch.cuda` whose use raises NotSimulated; `what` names it in the message."""
 
     def refuse(cls: Any, *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotSimulated(f"{what} cannot be simulated on a virtual GPU: {instead}, or profile on a real GPU")
+        raise NotSimulated(f"{feature} cannot be simulated on a virtual GPU: {instead}, or profile on a real GPU")
 
     return type("Refused", (), {"__new__": refuse})

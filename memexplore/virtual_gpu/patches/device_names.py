@@ -1,4 +1,4 @@
-"""Names of devices: a function mode that replaces `cuda` in the arguments of torch functions by the virtual device.
+"""Replace `cuda` in the arguments of torch functions by the virtual device: a function mode.
 
 C++ gets `meta`, a device that every build of torch has. The dispatch mode then takes `meta` for the virtual device,
 except in calls in which the user's own code says `meta`.
@@ -21,12 +21,13 @@ from memexplore.torch_internals.dispatch import (
     function_mode_stack,
 )
 from memexplore.torch_internals.tensors import without_functorch
-from memexplore.virtual_gpu.patches import index_lists, wrappers
+from memexplore.virtual_gpu.patches import indexing, wrappers
 from memexplore.virtual_gpu.patches.contents_elsewhere import SET_DATA
-from memexplore.virtual_gpu.tensors import local_device, real_tensors, virtual_numbers
+from memexplore.virtual_gpu.tensors import local_device
 from memexplore.virtual_gpu.tensors.tensor import META, DeviceState, VirtualTensor, fake_cpu_tensor
-from memexplore.virtual_gpu.tensors.value_loops import NotSimulated
 from memexplore.virtual_gpu.user_traceback import hide_own_frames
+from memexplore.virtual_gpu.values import real_tensors, virtual_numbers
+from memexplore.virtual_gpu.values.value_reads import NotSimulated
 
 _Tensor = torch.Tensor
 
@@ -110,8 +111,8 @@ def _jagged_to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _sparse_to(source: torch.Tensor, device: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Move a real sparse tensor by its indices and values: on the virtual GPU they are not one C++ tensor."""
     dtype = kwargs.get("dtype") or next((value for value in args if isinstance(value, torch.dtype)), source.dtype)
-    whole = source.detach().coalesce()
-    moved = _to((whole.indices(), device), {}), _to((whole.values(), device, dtype), {})
+    coalesced = source.detach().coalesce()
+    moved = _to((coalesced.indices(), device), {}), _to((coalesced.values(), device, dtype), {})
     result = torch.sparse_coo_tensor(*moved, source.shape, is_coalesced=True, check_invariants=False)
     return result.requires_grad_(source.requires_grad)
 
@@ -236,7 +237,7 @@ def _property_of_wrapped(name: str) -> Callable[[tuple[Any, ...], dict[str, Any]
 
 _PLACE = ("device", "is_cuda", "is_cpu", "is_meta")
 _HANDLERS: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {
-    **index_lists.HANDLERS,
+    **indexing.HANDLERS,
     _Tensor.to: _to,
     _Tensor.cuda: _cuda,
     _Tensor.new: _new,

@@ -1,6 +1,4 @@
-"""End of a backward pass that failed: nothing of its graph stays alive in the autograd engine.
-
-In: the entry of the engine. Out: that entry, after whose error the queue of the calling thread is empty.
+"""Empty the queue of the autograd engine after a backward pass that failed, so that nothing of its graph stays alive.
 
 The engine keeps nodes that are ready to run in a queue for each device (torch/csrc/autograd/engine.cpp). After an error
 they stay in the queue until somebody takes them out, with the tensors that they have saved and their gradients. The

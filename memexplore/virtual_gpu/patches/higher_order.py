@@ -1,7 +1,7 @@
-"""Higher-order operators on the virtual GPU: `torch.cond`, `while_loop`, `scan`, `map` and flex_attention.
+"""Run higher-order operators by the ops of their functions: `torch.cond`, `while_loop`, `scan`, `map`, flex_attention.
 
-In: an operator that takes functions, and its arguments. Out: its result by the ops of these functions, with autograd
-through them. flex_attention is fused inside a compiled function, and unfused elsewhere, as on a GPU.
+Autograd works through these ops. flex_attention is fused inside a compiled function, and unfused elsewhere, as on a
+GPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Installing patches: a list of patches goes in, and torch is patched for a block, completely or not at all.
+"""Install a list of patches for a block, completely or not at all.
 
 An interrupt may arrive at any line. So the actions that restore the state are recorded in one assignment, before
 anything is changed (`_journal`). Every action may run twice, and `restore` runs under two `finally`: if one is

@@ -1,8 +1,8 @@
-"""Lazy modules, such as `nn.LazyLinear`, whose parameters get shape and memory in the first forward pass.
+"""Give lazy modules, such as `nn.LazyLinear`, their memory in the first forward pass.
 
-In: uninitialized parameters and buffers that are made on, or move to, the virtual device. Out: initialized ones with
-memory there. Until then an uninitialized one stays a CPU tensor without elements, and its device is in a table here:
-a virtual tensor has a class of its own, and torch recognises what is uninitialized by the class.
+An uninitialized parameter or buffer that is made on, or moves to, the virtual device stays a CPU tensor without
+elements until then, and its device is in a table here: a virtual tensor has a class of its own, and torch recognises
+what is uninitialized by the class.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Decisions of `torch.optim.LBFGS` on a virtual GPU, where loss and gradients may be unknown.
+"""Let `torch.optim.LBFGS` run its iterations where loss and gradients are unknown.
 
-In: `LBFGS.step` and its line search. Out: the same functions; where a parameter or a gradient is unknown, a step runs
-all `max_iter` iterations, and a line search accepts its first point. With unknown values as 1, a step would end in its
-first iteration, before any of the history was allocated.
+Where a parameter or a gradient is unknown, a step runs all `max_iter` iterations, and a line search accepts its first
+point. With unknown values as 1, a step would end in its first iteration, before any of the history was allocated.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import torch
 from memexplore.torch_internals.modules import STRONG_WOLFE
 from memexplore.virtual_gpu.patches.device_names import is_virtual
 from memexplore.virtual_gpu.patches.install import Replace
-from memexplore.virtual_gpu.tensors import known_values, values
+from memexplore.virtual_gpu.values import known_values, notes
 
 _NEVER, _AT_ONCE = -math.inf, math.inf
 """Tolerances of a change: no change is below the first, and every change is below the second."""
@@ -40,7 +39,7 @@ def _stepping(original: Callable[..., Any]) -> Callable[..., Any]:
         group = self.param_groups[0]
         if not any(_is_unknown(parameter) for parameter in group["params"]):
             return original(self, *args, **kwargs)
-        values.assume("a step of LBFGS runs to max_iter, and a line search accepts its first point")
+        notes.assume("a step of LBFGS runs to max_iter, and a line search accepts its first point")
         tolerance = group["tolerance_change"]
         try:
             group["tolerance_change"], _local.is_unknown = _NEVER, True

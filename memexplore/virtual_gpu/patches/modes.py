@@ -1,4 +1,4 @@
-"""Function modes, dispatch modes and the default device of a thread, restored as a whole.
+"""Restore the function modes, dispatch modes and default device of a thread as a whole.
 
 `with mode` and `torch.set_default_device` cannot be undone twice: each undo removes whatever lies on the stack.
 """

@@ -1,4 +1,4 @@
-"""Modules that move to the virtual device: moved in place, and restored when the device is turned off."""
+"""Move modules to the virtual device in place, and restore them when the device is turned off."""
 
 from __future__ import annotations
 
@@ -103,25 +103,10 @@ class ModuleMoves:
         if restored:
             self.lazy.keep(module)
         for name, parameter in list(parameters_of(module).items()):
-            if parameter is None:
-                continue
-            if is_lazy(parameter):
+            if parameter is not None and is_lazy(parameter):
                 self.lazy.move(parameter, function, restored)
-                continue
-            before = parameter.grad
-            with torch.no_grad():
-                applied = function(parameter)
-                if applied.is_meta and not parameter.is_meta:
-                    # A new parameter, as `Module._apply` makes: an optimizer keeps the old one with its memory.
-                    module.register_parameter(name, torch.nn.Parameter(applied, parameter.requires_grad))
-                    continue
-                gradient = function(before) if before is not None else None
-            if applied is not parameter:
-                self.exchange(parameter, applied, restored)
-                if isinstance(module, torch.jit.ScriptModule):
-                    self._hold(module, name, parameter, restored)
-            if gradient is not None and gradient is not before:
-                parameter.grad = gradient.requires_grad_(before.requires_grad)  # type: ignore[union-attr]
+            elif parameter is not None:
+                self._apply_to_parameter(module, name, parameter, function, restored)
         buffers = buffers_of(module)
         for name, buffer in buffers.items():
             if buffer is not None and is_lazy(buffer):
@@ -131,6 +116,24 @@ class ModuleMoves:
                 if isinstance(applied, VirtualTensor) and not isinstance(buffer, VirtualTensor):
                     self._keep_buffer(module, name, buffer)
                 buffers[name] = applied
+
+    def _apply_to_parameter(
+        self, module: torch.nn.Module, name: str, parameter: Any, function: Callable[[Any], Any], restored: bool
+    ) -> None:
+        before = parameter.grad
+        with torch.no_grad():
+            applied = function(parameter)
+            if applied.is_meta and not parameter.is_meta:
+                # A new parameter, as `Module._apply` makes: an optimizer keeps the old one with its memory.
+                module.register_parameter(name, torch.nn.Parameter(applied, parameter.requires_grad))
+                return
+            gradient = function(before) if before is not None else None
+        if applied is not parameter:
+            self.exchange(parameter, applied, restored)
+            if isinstance(module, torch.jit.ScriptModule):
+                self._hold(module, name, parameter, restored)
+        if gradient is not None and gradient is not before:
+            parameter.grad = gradient.requires_grad_(before.requires_grad)
 
     def exchange(self, tensor: torch.Tensor, applied: torch.Tensor, restored: bool = True) -> torch.Tensor | None:
         """Give `tensor` the contents of `applied`, without history; `restored` when the device is turned off, or not.

@@ -1,8 +1,7 @@
-"""Child processes of the program, whose memory is on no tape: the virtual GPU measures the process that turned it on.
+"""Report child processes of the program, whose memory is on no tape: the virtual GPU measures its own process.
 
-In: the processes that the program starts. Out: one sentence about those that were not measured. A spawned process has
-no virtual GPU. A forked one has a copy, and marks memory that it shares with this process when it allocates there.
-Workers of a DataLoader, which load samples on the CPU, are neither.
+A spawned process has no virtual GPU. A forked one has a copy, and marks memory that it shares with this process when it
+allocates there. Workers of a DataLoader, which load samples on the CPU, are not reported.
 """
 
 from __future__ import annotations

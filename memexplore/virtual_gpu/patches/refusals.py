@@ -1,6 +1,6 @@
-"""Functions of torch that end in one sentence on a virtual GPU, where torch would end in an error of its own parts.
+"""End functions that a virtual GPU cannot run in one sentence, where torch would end in an error of its own parts.
 
-In: nothing. Out: rows for the table of patches. Each function runs as usual for tensors that are not virtual.
+Each function runs as usual for tensors that are not virtual.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from memexplore.virtual_gpu.dispatch import unsupported
 from memexplore.virtual_gpu.patches.device_names import is_virtual
 from memexplore.virtual_gpu.patches.install import Replace
 from memexplore.virtual_gpu.tensors.live_storages import live_storages
-from memexplore.virtual_gpu.tensors.values import NO_DLPACK, NotSimulated
+from memexplore.virtual_gpu.values.reading import NO_DLPACK
+from memexplore.virtual_gpu.values.value_reads import NotSimulated
 
 
 def rows() -> list[Replace]:

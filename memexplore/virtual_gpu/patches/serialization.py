@@ -1,4 +1,4 @@
-"""`torch.save` and `torch.load` on the virtual GPU: a file keeps shapes and known values of virtual tensors."""
+"""Save and load virtual tensors by `torch.save` and `torch.load`: a file keeps shapes and known values."""
 
 from __future__ import annotations
 
@@ -108,12 +108,12 @@ class _Load:
         if storage_key(storage) not in self._storages:
             return tensor
         key = (storage_key(storage), tensor.dtype)
-        whole = self._moved.get(key)
-        if whole is None:
+        contents = self._moved.get(key)
+        if contents is None:
             count = storage.nbytes() // tensor.dtype.itemsize
-            whole = self._moved[key] = torch.empty(count, dtype=tensor.dtype, device="cuda")
-            copy_values(whole, tensor.as_strided((count,), (1,), 0))
-        result = whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).detach()
+            contents = self._moved[key] = torch.empty(count, dtype=tensor.dtype, device="cuda")
+            copy_values(contents, tensor.as_strided((count,), (1,), 0))
+        result = contents.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).detach()
         if isinstance(tensor, torch.nn.Parameter):
             return torch.nn.Parameter(result, tensor.requires_grad)
         return result.requires_grad_(tensor.requires_grad)

@@ -1,7 +1,6 @@
-"""Storages of virtual tensors: `resize_` with memory on the virtual GPU, and the device and address that code reads.
+"""Replace methods of the storages of virtual tensors: `resize_`, and the device and address that code reads.
 
-In: nothing. Out: rows for the table of patches. The C++ storage of a virtual tensor is a meta storage; `live_storages`
-has those on the device.
+The C++ storage of a virtual tensor is a meta storage; `live_storages` has those on the device.
 """
 
 from __future__ import annotations

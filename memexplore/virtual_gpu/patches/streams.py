@@ -1,4 +1,4 @@
-"""Streams and events of `torch.cuda` on a virtual GPU, and `torch.Stream` and `torch.Event` for any device.
+"""Make the streams and events of `torch.cuda`, and `torch.Stream` and `torch.Event` for any device.
 
 The device runs all work in order, so that none is ever pending; memory is requested from the pool of the current stream
 (`dispatch.streams`). The time between two events is the sum of the roofline times of the ops between them
@@ -79,11 +79,11 @@ class VirtualStream(_OfTheGpu):
         return False
 
     def __enter__(self) -> VirtualStream:
-        self._chosen.append(streams.choose(self.cuda_stream))
+        self._chosen.append(streams.make_current(self.cuda_stream))
         return self
 
     def __exit__(self, *error: object) -> None:
-        streams.choose(self._chosen.pop())
+        streams.make_current(self._chosen.pop())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, VirtualStream) and other.cuda_stream == self.cuda_stream
@@ -179,7 +179,7 @@ def functions() -> dict[str, Any]:
 
     def set_stream(stream: VirtualStream | None) -> None:
         if stream is not None:
-            streams.choose(stream.cuda_stream)
+            streams.make_current(stream.cuda_stream)
 
     @contextlib.contextmanager
     def on_stream(stream: Any = None) -> Iterator[None]:

@@ -1,13 +1,12 @@
-"""Table of the replacements in torch while a virtual GPU is on: the device goes in, rows come out.
+"""List the replacements in torch while a virtual GPU is on: the owner of a name, the name, and the replacement.
 
-A row is the owner of a name, the name, and the replacement. Modes, hooks and other state are in the modules that need
-them; `memexplore.virtual_gpu.device` joins all patches in the order in which they are installed.
+Modes, hooks and other state are in the modules that need them; `memexplore.virtual_gpu.device` joins all patches in the
+order in which they are installed.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -21,19 +20,17 @@ from memexplore.torch_internals import modules as internals
 from memexplore.torch_internals.dispatch import pytree
 from memexplore.torch_internals.higher_order import HIGHER_ORDER_CALL
 from memexplore.virtual_gpu.dispatch import streams
-from memexplore.virtual_gpu.kernels import encoder, rnn
+from memexplore.virtual_gpu.kernels import encoder, recurrent
 from memexplore.virtual_gpu.patches import (
     autocast,
     bitsandbytes,
     cuda_api,
     cuda_objects,
     failed_backward,
-    getitem,
     higher_order,
+    indexing,
     line_search,
-    profiling,
     refusals,
-    torch_c,
     torch_names,
     triton_kernels,
 )
@@ -42,9 +39,9 @@ from memexplore.virtual_gpu.patches.device_names import DeviceRenaming, in_backw
 from memexplore.virtual_gpu.patches.install import Replace
 from memexplore.virtual_gpu.patches.module_moves import ModuleMoves, parsing
 from memexplore.virtual_gpu.patches.serialization import load_function
-from memexplore.virtual_gpu.tensors import percent_format
 from memexplore.virtual_gpu.tensors.tensor import DeviceState, HostTensor, VirtualTensor
 from memexplore.virtual_gpu.user_traceback import without_own_frames
+from memexplore.virtual_gpu.values import notes
 
 
 def rows(
@@ -62,7 +59,7 @@ def rows(
             if hasattr(torch.accelerator, name)
         ),
         *_aliases(torch.accelerator, accelerator, _ACCELERATOR_MODULES),
-        *torch_c.rows(device.mode, functions),
+        *torch_names.rows_of_c(device.runner, functions),
         *bitsandbytes.rows(),
         *torch_names.rows(device, functions),
         *triton_kernels.rows(),
@@ -71,8 +68,7 @@ def rows(
         *(Replace(torch, name, function) for name, function in autocast.functions().items()),
         Replace(torch, "get_device_module", _device_module(torch.get_device_module)),
         Replace(torch, "Generator", cuda_objects.Generator),
-        Replace(profiler.profile, "__init__", profiling.on_the_cpu(profiler.profile.__init__)),
-        Replace(logging.LogRecord, "getMessage", percent_format.message(logging.LogRecord.getMessage)),
+        Replace(profiler.profile, "__init__", _without_gpu(profiler.profile.__init__)),
         Replace(torch, "load", load_function(torch.load)),
         Replace(torch, "compile", compiling.function),
         Replace(torch.compiler, "set_stance", compiling.stance),
@@ -82,7 +78,7 @@ def rows(
         Replace(nn.DataParallel, "scatter", _scatter),
         Replace(torch.backends.cudnn, "is_acceptable", _is_acceptable(torch.backends.cudnn.is_acceptable)),
         Replace(torch.overrides, "has_torch_function", encoder.has_torch_function),
-        Replace(cudnn_rnn, "get_cudnn_mode", rnn.MODES.__getitem__),
+        Replace(cudnn_rnn, "get_cudnn_mode", recurrent.MODES.__getitem__),
         # Names that torch calls private.
         Replace(*HIGHER_ORDER_CALL, higher_order.calling(HIGHER_ORDER_CALL.value, compiling.runs_compiled_code)),
         Replace(*internals.MODULE_APPLY, _method(moves.apply)),
@@ -103,11 +99,12 @@ def rows(
 
 def rows_of_release(release: tuple[int, int]) -> list[Replace]:
     """Return the replacements for the rules of some releases of torch only."""
-    if release < getitem.SKIPPED_SINCE:
-        return [Replace(VirtualTensor, "__getitem__", getitem.getitem)]
+    if release < indexing.SKIPPED_SINCE:
+        return [Replace(VirtualTensor, "__getitem__", indexing.getitem)]
     return []
 
 
+_PROFILER_NOTE = "torch.profiler times the CPU only: a virtual GPU runs no kernels"
 _CUDA_MODULES = (torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.graphs)
 _ACCELERATOR_MODULES = (torch.accelerator.memory,)
 
@@ -125,6 +122,22 @@ def _aliases(owner: Any, functions: dict[str, Any], modules: tuple[Any, ...]) ->
 def _method(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a plain function, which a class binds to its instance, that calls a bound method."""
     return without_own_frames(lambda *args, **kwargs: function(*args, **kwargs))
+
+
+def _without_gpu(original: Callable[..., None]) -> Callable[..., None]:
+    """Return ``torch.autograd.profiler.profile.__init__`` that leaves the GPU out.
+
+    With ``use_device="cuda"`` C++ would record an event of a real GPU around each op, and print a failure for each.
+    """
+
+    def initialize(profile: Any, *args: Any, **options: Any) -> None:
+        if options.get("use_device") == "cuda" or options.get("use_cuda"):
+            notes.note(_PROFILER_NOTE)
+            options = {name: value for name, value in options.items() if name not in ("use_device", "use_cuda")}
+            options["use_cpu"] = True
+        original(profile, *args, **options)
+
+    return initialize
 
 
 def _device_module(original: Callable[..., Any]) -> Callable[..., Any]:

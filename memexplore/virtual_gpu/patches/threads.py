@@ -1,8 +1,8 @@
-"""Threads on the virtual GPU: the modes of torch belong to one thread each, and here every thread gets them.
+"""Give every thread the modes of the virtual GPU, which in torch belong to one thread each.
 
-In: the modes of the virtual GPU. Out: patches with which these threads have the modes while the GPU is on: those that
-start meanwhile, those of thread pools, and those that wait for a queue or an event when the GPU is turned on. An op of
-any other thread on a virtual tensor runs too; only `cuda` as a name raises there, with one sentence.
+These threads have them while the GPU is on: those that start meanwhile, those of thread pools, and those that wait for
+a queue or an event when the GPU is turned on. An op of any other thread on a virtual tensor runs too; only `cuda` as a
+name raises there, with one sentence.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from memexplore.virtual_gpu.patches.device_names import DeviceRenaming
 from memexplore.virtual_gpu.patches.install import Call, Patch, Replace
 from memexplore.virtual_gpu.patches.modes import set_dispatch_modes, set_function_modes
 from memexplore.virtual_gpu.tensors.tensor import DeviceState
-from memexplore.virtual_gpu.tensors.value_loops import NotSimulated
+from memexplore.virtual_gpu.values.value_reads import NotSimulated
 
 
 class Threads:

@@ -1,6 +1,6 @@
-"""Names of `torch` itself on a virtual GPU: devices by number, streams, events, the default tensor type, the version.
+"""Replace names of `torch` itself: devices by number, streams, events, the default tensor type, the version.
 
-In: a virtual GPU. Out: rows for the table of patches, with what a CUDA build of torch on a machine with one GPU has.
+They are those of a CUDA build of torch on a machine with one GPU, and so are the functions of torch's C++ module.
 """
 
 from __future__ import annotations
@@ -11,11 +11,18 @@ from typing import Any
 import torch
 import torch.cuda.tunable
 
-from memexplore.torch_internals.cuda import SUPPORTED_ACTIVITIES
+from memexplore.torch_internals.cuda import (
+    CLEAR_CUBLAS_WORKSPACES,
+    CUDA_DEVICE_TYPE,
+    CUDA_FUNCTIONS,
+    GRAPH_TREE_NAMES,
+    SUPPORTED_ACTIVITIES,
+)
+from memexplore.virtual_gpu.dispatch import runner
 from memexplore.virtual_gpu.patches import cuda_objects, streams
 from memexplore.virtual_gpu.patches.cuda_api import Device
 from memexplore.virtual_gpu.patches.install import Replace
-from memexplore.virtual_gpu.tensors.values import NotSimulated
+from memexplore.virtual_gpu.values.value_reads import NotSimulated
 
 _CUDA_OF_RELEASE = (((2, 15), "13.2"), ((2, 11), "13.0"), ((2, 8), "12.8"), ((2, 7), "12.6"), ((2, 5), "12.4"))
 """The first torch release of those with a CUDA version, as the package index has them."""
@@ -25,7 +32,7 @@ _Device = torch.device
 
 
 def rows(device: Device, functions: dict[str, Any]) -> list[Replace]:
-    """Return the replacements; `functions` are those of `torch.cuda`."""
+    """Return the replacements in `torch` and its Python modules; `functions` are those of `torch.cuda`."""
     backends = torch.backends
     release = tuple(map(int, device.release.split(".")[:2]))
     cuda_version = next((version for first, version in _CUDA_OF_RELEASE if release >= first), "12.1")
@@ -116,3 +123,42 @@ def _set_default_tensor_type(original: Callable[[Any], None]) -> Callable[[Any],
         return None
 
     return set_default_tensor_type
+
+
+def rows_of_c(run: runner.PlanRunner, functions: dict[str, Any]) -> list[Replace]:
+    """Return the replacements in torch's C++ module that other libraries call: bitsandbytes, triton, DeepSpeed.
+
+    Builds of torch for the CPU lack these functions. `functions` are those of `torch.cuda`.
+    """
+
+    def stream(index: int = 0) -> tuple[int, int, int]:
+        return functions["current_stream"]().stream_id, 0, CUDA_DEVICE_TYPE
+
+    def clear_workspaces() -> None:
+        with runner.lock:
+            run.free_workspaces()
+
+    replacements: dict[str, Callable[..., Any]] = {
+        "getDevice": lambda: 0,
+        "getDeviceCount": lambda: 1,
+        "setDevice": lambda index: None,
+        "exchangeDevice": lambda index: 0,
+        "maybeExchangeDevice": lambda index: 0,
+        "getCurrentRawStream": lambda index=0: functions["current_stream"]().cuda_stream,
+        "getCurrentStream": stream,
+        "getDefaultStream": lambda index=0: (0, 0, CUDA_DEVICE_TYPE),
+        "isCurrentStreamCapturing": lambda: False,
+        "synchronize": lambda: None,
+        "emptyCache": functions["empty_cache"],
+        "init": lambda: None,
+    }
+    return [
+        Replace(*CLEAR_CUBLAS_WORKSPACES, clear_workspaces),
+        *(Replace(*function, replacements[function.name.rpartition("_")[2]]) for function in CUDA_FUNCTIONS),
+        # A name that is there stays: the module that imports it keeps it after the block.
+        *(Replace(*name, _none) for name in GRAPH_TREE_NAMES if not hasattr(*name)),
+    ]
+
+
+def _none(*args: Any) -> None:
+    """Stand for a function of CUDA graphs, which never run on a virtual GPU."""

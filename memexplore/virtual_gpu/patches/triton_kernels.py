@@ -1,8 +1,7 @@
-"""Triton kernels on the virtual GPU: a launch with virtual tensors runs nothing, and makes their values unknown.
+"""Launch no Triton kernels on virtual tensors, whose values become unknown.
 
-In: the classes of Triton that launch kernels, if Triton is installed. Out: rows of the patch table. A kernel writes
-into tensors that exist already, so that a launch makes no request to the allocator. The 256 MiB buffer with which
-Triton's autotuner empties the cache of a real GPU, once per kernel and set of shapes, is left out.
+A kernel writes into tensors that exist already, so that a launch makes no request to the allocator. The 256 MiB buffer
+with which Triton's autotuner empties the cache of a real GPU, once per kernel and set of shapes, is left out.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from memexplore.virtual_gpu.patches.install import Replace
-from memexplore.virtual_gpu.tensors import known_values
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+from memexplore.virtual_gpu.values import known_values
 
 
 def rows() -> list[Replace]:

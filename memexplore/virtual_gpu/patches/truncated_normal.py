@@ -1,7 +1,4 @@
-"""`trunc_normal_` of virtual tensors, which draws again until no value lies outside: as often as may be expected.
-
-In: a torch release. Out: the patch.
-"""
+"""Run `trunc_normal_`, which draws again until no value lies outside, as often as may be expected."""
 
 from __future__ import annotations
 

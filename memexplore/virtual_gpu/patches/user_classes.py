@@ -1,7 +1,7 @@
-"""Functions that make a tensor an instance of a user's class, for virtual tensors too (tensors/user_classes.py).
+"""Replace the functions that make a tensor an instance of a user's class (tensors/user_classes.py).
 
-In: `Tensor.as_subclass`, `Tensor._make_subclass` and the constructor `T(tensor)`, whose C++ calls ops with all modes
-disabled. Out: functions that do the same, where the modes see the op.
+The C++ of `Tensor.as_subclass`, `Tensor._make_subclass` and the constructor `T(tensor)` calls ops with all modes
+disabled; these functions do the same, where the modes see the op.
 """
 
 from __future__ import annotations

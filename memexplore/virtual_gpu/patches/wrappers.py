@@ -1,7 +1,6 @@
-"""Wrapper subclasses on the virtual GPU: nested tensors and quantized tensors of libraries such as torchao.
+"""Give wrapper subclasses the device of the tensors inside: nested tensors, quantized tensors as of torchao.
 
-In: a class of tensors that hold virtual tensors and have no memory of their own. Out: wrappers whose device is that of
-the tensors inside: `meta` to C++, `cuda:0` to Python.
+A wrapper holds virtual tensors and has no memory of its own; its device is `meta` to C++, `cuda:0` to Python.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Storages on the virtual GPU: a storage goes in, its block, its address and its reference come out."""
+"""Keep the storages on the virtual GPU: for each its block, its address and its reference."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from memexplore.tensor_text import dtype_of, shape_of
+from memexplore.text.tensor_text import dtype_of, shape_of
 from memexplore.torch_internals.tensors import storage_key
 
 

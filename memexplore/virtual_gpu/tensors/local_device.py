@@ -1,7 +1,7 @@
-"""Index of the virtual GPU: 0, and in one rank of a distributed run the number of the rank on its machine.
+"""Number the virtual GPU: 0, and in one rank of a distributed run the number of the rank on its machine.
 
-In: LOCAL_RANK, LOCAL_WORLD_SIZE and WORLD_SIZE, as torchrun sets them, and what code says (`cuda:3`, `set_device(3)`).
-Out: the index and the number of GPUs of the machine. One process has one virtual GPU, whatever its index.
+LOCAL_RANK, LOCAL_WORLD_SIZE and WORLD_SIZE, as torchrun sets them, and what code says (`cuda:3`, `set_device(3)`) give
+the index and the number of GPUs of the machine. One process has one virtual GPU, whatever its index.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""VirtualTensor: a fake tensor that reads as a CUDA tensor in user code, and has no values.
+"""Make `VirtualTensor`: a fake tensor that reads as a CUDA tensor in user code, and has no values.
 
-In: a meta tensor (`wrap`). Out: a tensor whose `device` is `cuda:0` to Python and `meta` to C++. `live_storages` has
-the storages with memory on the device; `DeviceState` is the state that all virtual tensors read.
+`wrap` makes one of a meta tensor; its `device` is `cuda:0` to Python and `meta` to C++. `live_storages` has the
+storages with memory on the device; `DeviceState` is the state that all virtual tensors read.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from memexplore.torch_internals.dispatch import (
     fake_device_of,
     make_subclass,
 )
-from memexplore.torch_internals.tensors import PARAMETER_MARK, nested_int, untyped_storage
-from memexplore.virtual_gpu.tensors import copying, known_values, real_tensors, values
+from memexplore.torch_internals.tensors import PARAMETER_MARK, nested_int, storage_key, untyped_storage
 from memexplore.virtual_gpu.tensors.live_storages import storage_address, watch_empty
 from memexplore.virtual_gpu.user_traceback import hide_own_frames
+from memexplore.virtual_gpu.values import known_values, reading, real_tensors
+from memexplore.virtual_gpu.values.value_reads import NotSimulated
 
 CUDA = torch.device("cuda", 0)
 HOST = torch.device("cpu")
@@ -173,10 +174,10 @@ class VirtualTensor(FakeTensor):
     # Values: see values.py.
 
     def item(self) -> Any:  # type: ignore[override]
-        return values.item(self)
+        return reading.item(self)
 
     def tolist(self) -> Any:
-        return values.tolist(self)
+        return reading.tolist(self)
 
     def numpy(self, *, force: bool = False) -> Any:  # type: ignore[override]
         if not self.host and not force:
@@ -184,17 +185,17 @@ class VirtualTensor(FakeTensor):
                 "can't convert cuda:0 device type tensor to numpy. "
                 "Use Tensor.cpu() to copy the tensor to host memory first."
             )
-        return values.numpy(self)
+        return reading.numpy(self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         array = self.numpy()
         return array if dtype is None else array.astype(dtype)
 
     def __dlpack__(self, **_: Any) -> Any:
-        raise values.NotSimulated(values.NO_DLPACK)
+        raise NotSimulated(reading.NO_DLPACK)
 
     def __bool__(self) -> bool:
-        return values.truth(self)
+        return reading.truth(self)
 
     def __float__(self) -> float:
         return float(self.item())
@@ -209,18 +210,18 @@ class VirtualTensor(FakeTensor):
         return complex(self.item())
 
     def __format__(self, spec: str) -> str:
-        return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
+        return reading.formatted(self, spec) if self.dim() == 0 else object.__format__(self, spec)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return values.text(self)
+        return reading.text(self)
 
     def __copy__(self) -> VirtualTensor:
-        return copying.shallow(self)  # type: ignore[return-value]
+        return _shallow_copy(self)  # type: ignore[return-value]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> VirtualTensor:
         if id(self) in memo:
             return memo[id(self)]
-        result = memo[id(self)] = copying.deep(self, memo)
+        result = memo[id(self)] = _deep_copy(self, memo)
         if self.grad is not None:
             result.grad = copy.deepcopy(self.grad, memo)
         return result  # type: ignore[return-value]
@@ -304,7 +305,7 @@ def wrap(elem: torch.Tensor, host: bool) -> VirtualTensor:
     except RuntimeError:
         if type(elem) is torch.Tensor:
             raise
-        raise values.NotSimulated(
+        raise NotSimulated(
             "FakeTensorMode and the tracers that use it cannot run on a virtual GPU, whose tensors are fake already: "
             "leave them out, or profile on a real GPU"
         ) from None
@@ -374,3 +375,50 @@ def copy_values(tensor: torch.Tensor, values: torch.Tensor) -> None:
 def address_of(tensor: torch.Tensor) -> int:
     """Return the address of a virtual tensor's storage, 0 if it has no memory on the device."""
     return storage_address(untyped_storage(tensor))
+
+
+# --- copies by `copy.copy` and `copy.deepcopy`, with the storages that those of a CUDA tensor have --------------------
+
+
+def _shallow_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in the same storage, as `copy.copy` makes one: it pickles everything but the storage."""
+    with torch.no_grad():
+        return _marked_as(tensor, tensor.detach())
+
+
+def _deep_copy(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
+    """Return a tensor in a copy of the tensor's whole storage: `Tensor.__deepcopy__` in torch/_tensor.py.
+
+    Tensors that share a storage share its copy. Raises RuntimeError for a tensor that has a history.
+    """
+    if not tensor.is_leaf:
+        raise RuntimeError(
+            "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol: "
+            "detach the tensor first"
+        )
+    with torch.no_grad():
+        return _marked_as(tensor, tensor.detach().clone() if tensor.is_cpu else _in_copied_storage(tensor, memo))
+
+
+def _in_copied_storage(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
+    storage = untyped_storage(tensor)
+    count = storage.nbytes() // tensor.element_size()
+    copied = memo.setdefault("torch", {})
+    contents = copied.get(storage_key(storage))
+    if contents is None:
+        fills = tensor.is_contiguous() and tensor.numel() == count
+        source = tensor.detach() if fills else tensor.detach().as_strided((count,), (1,), 0)
+        contents = copied[storage_key(storage)] = source.clone()
+        if fills:
+            return contents
+    layout = tensor.storage_offset(), tensor.shape, tensor.stride()
+    result = tensor.new_empty(0).set_(untyped_storage(contents), *layout)  # type: ignore[call-overload]
+    return result.conj_physical() if tensor.is_conj() else result.neg() if tensor.is_neg() else result
+
+
+def _marked_as(tensor: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """Return a leaf that is a parameter, and needs gradients, if a tensor is and does."""
+    result.requires_grad_(tensor.requires_grad)
+    if getattr(tensor, PARAMETER_MARK, False):
+        setattr(result, PARAMETER_MARK, True)
+    return result

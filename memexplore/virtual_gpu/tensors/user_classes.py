@@ -1,8 +1,8 @@
-"""Tensor classes of users and libraries on the virtual GPU: fastai's TensorBase, torchvision's TVTensor, MetaTensor.
+"""Make virtual tensors of the classes of users and libraries: fastai's TensorBase, torchvision's TVTensor, MetaTensor.
 
-In: a virtual tensor and a class of tensors T. Out: the same tensor as an instance of a class made for T, a subclass of
-T and of VirtualTensor: T's methods come first, and dispatch treats the tensor as virtual. That class has T's name and
-equals T, so that tables with types as keys find it, and calling it makes a T.
+A virtual tensor of a class of tensors T is an instance of a class made for T, a subclass of T and of VirtualTensor: T's
+methods come first, and dispatch treats the tensor as virtual. That class has T's name and equals T, so that tables with
+types as keys find it, and calling it makes a T.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ PROGRAMS: dict[str, Callable[[str], None]] = {
 
 
 def file_of(folder: Path, program: str, rank: int) -> Path:
-    return folder / f"{program}-{rank}.parquet"
+    return folder / f"{program}-{rank}.tape"
 
 
 def main(folder: Path) -> None:

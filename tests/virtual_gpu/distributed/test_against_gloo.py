@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import memexplore as mx
 from memexplore.tape import Action, Category, Tape
-from tests.runs.test_torchrun import torchrun
+from tests.ranks.test_torchrun import torchrun
 from tests.virtual_gpu.distributed.gloo_programs import PROGRAMS, file_of
 
 MODULE = "tests.virtual_gpu.distributed.gloo_programs"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from memexplore.virtual_gpu.distributed import late_imports
+from memexplore.virtual_gpu.distributed import patches
 
 
 def test_a_function_is_called_when_its_module_has_run(tmp_path, monkeypatch):
@@ -14,7 +14,7 @@ def test_a_function_is_called_when_its_module_has_run(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     seen = []
     before = list(sys.meta_path)
-    patch = late_imports.patch({"imported_late": lambda: seen.append(sys.modules["imported_late"].value)})
+    patch = patches.after_import({"imported_late": lambda: seen.append(sys.modules["imported_late"].value)})
     undo = patch.undo()
     patch.install()
     try:

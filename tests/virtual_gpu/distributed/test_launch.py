@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import memexplore
-from memexplore.virtual_gpu.distributed.launch import variables
-from memexplore.virtual_gpu.distributed.ranks import Rank
+from memexplore.virtual_gpu.distributed.ranks import Rank, variables
 
 MIB = 2**20
 

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import memexplore as mx
-from memexplore.virtual_gpu.distributed import dtensor, list_ops
+from memexplore.virtual_gpu.distributed import dtensor
 
 WIDTH = 88
 """A width of no other test: DTensor keeps what it found for the same sizes."""
@@ -40,9 +40,10 @@ def described(found: Any) -> tuple[Any, ...]:
 
 def test_an_optimizer_gets_the_shardings_that_each_element_alone_has(monkeypatch):
     names = []
+    once_for_equal_elements = dtensor.once_for_equal_elements
 
     def both(original: Any) -> Any:
-        once = list_ops.once_for_equal_elements(original)
+        once = once_for_equal_elements(original)
 
         def propagate(*arguments: Any) -> Any:
             found = once(*arguments)
@@ -61,7 +62,7 @@ def test_an_optimizer_gets_the_shardings_that_each_element_alone_has(monkeypatch
 
 
 def test_elements_differ_where_their_types_do():
-    assert list_ops.equal_elements([[1, 1.0, True, 1]]) == ([0, 1, 2], [0, 1, 2, 0])
-    assert list_ops.equal_elements([["a", "b"]]) is None
-    assert list_ops.equal_elements([["a", "a"], ["b"]]) is None
-    assert list_ops.equal_elements([["a", "a"], []]) == ([0], [0, 0])
+    assert dtensor.equal_elements([[1, 1.0, True, 1]]) == ([0, 1, 2], [0, 1, 2, 0])
+    assert dtensor.equal_elements([["a", "b"]]) is None
+    assert dtensor.equal_elements([["a", "a"], ["b"]]) is None
+    assert dtensor.equal_elements([["a", "a"], []]) == ([0], [0, 0])

@@ -70,12 +70,12 @@ def test_the_sender_keeps_its_objects():
     ],
 )
 def test_what_another_rank_sends_is_noted_as_not_known(receive):
-    from memexplore.virtual_gpu.tensors import values
+    from memexplore.virtual_gpu.values import notes
 
     own = ["own"]
     receive(own)
     assert own == ["own"]
-    assert any("the objects of rank 0 are not known" in note for note in values.assumptions)
+    assert any("the objects of rank 0 are not known" in note for note in notes.notes_of_run())
 
 
 def test_none_in_the_place_of_an_object_is_what_the_other_rank_sends():

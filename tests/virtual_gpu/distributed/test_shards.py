@@ -13,7 +13,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty a
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import memexplore as mx
-from memexplore.virtual_gpu.distributed import shards
+from memexplore.virtual_gpu.distributed.fsdp2 import Shards
 
 ROWS = 4
 
@@ -51,7 +51,7 @@ def test_sharding_on_more_ranks_takes_as_many_ops() -> None:
 @pytest.mark.parametrize(("shape", "dim"), [((5, 3), 0), ((6,), 0), ((1, 4), 1), ((0, 2), 0)])
 def test_shards_are_those_of_torch(shape: tuple[int, ...], dim: int, ranks: int) -> None:
     tensor = torch.arange(math.prod(shape)).view(shape)
-    ours, theirs = shards.Shards(tensor, ranks, dim), chunk_with_empty(tensor, ranks, dim)
+    ours, theirs = Shards(tensor, ranks, dim), chunk_with_empty(tensor, ranks, dim)
     assert [shard.tolist() for shard in ours] == [shard.tolist() for shard in theirs]
     assert [shard.shape for shard in ours[:]] == [shard.shape for shard in theirs]
 

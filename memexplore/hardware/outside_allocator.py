@@ -1,0 +1,334 @@
+"""Tell the memory outside the allocator in a training process (CUDA context, loaded kernels), by readings.
+
+What the readings show:
+
+- **The torch release has no effect.** A T4 held 140.875 MiB after training steps with torch 2.10 (CUDA 12.8) and with
+  2.14 (CUDA 13.0), equal to the byte; RTX 4090s 0.45 to 0.48 GiB with 2.2 to 2.9, with 2.6, with 2.11 and later;
+  RTX 5090s 0.49 GiB after loading weights with 2.9 or 2.10 and with 2.11 or later.
+- **The workload has an effect.** CUDA loads a kernel at its first call: the T4 held 104.875 MiB before any computation,
+  and after training convolutions, with one release, 0.15 or 0.20 GiB.
+- **The context without kernels grows with the resident threads of the GPU**, on every architecture: `context_mib`.
+
+So `bytes_outside` takes a reading of the same GPU, of the requested release if available, else of the nearest. A GPU
+without a reading gets an estimate: its context, plus the kernels of other GPUs of its compute capability.
+
+NCCL's buffers are a range by its communicators (`nccl_bytes`), which no peak contains: they depend on the links between
+the GPUs, and on channels and protocols that NCCL chooses when it runs.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_MIB = 1024**2
+_NEWEST = (99, 0)
+
+
+class Communicator(NamedTuple):
+    """A group of processes that has communicated by NCCL."""
+
+    size: int
+    """Number of processes."""
+    all_to_all: bool = False
+    """Whether it has run an all-to-all, for which NCCL connects every pair of GPUs."""
+
+
+class Workload(enum.Enum):
+    """Work of a process before its reading."""
+
+    CONTEXT = "nothing computed"
+    FORWARD = "forward passes"
+    """Also readings whose source does not name the workload."""
+    TRAINING = "training"
+
+
+class Reading(NamedTuple):
+    """Memory outside the allocator of one process on one GPU, read once."""
+
+    gpu: str
+    """Key of the catalogue entry."""
+    release: str
+    """torch release (`2.11`), releases that print the same text (`2.2-2.9`, `2.11+`), or empty if unknown."""
+    cuda: str
+    """CUDA toolkit of the torch build, empty if unknown."""
+    mib: float
+    workload: Workload
+    source: str
+    tolerance: float = 15
+    """Error bound in MiB; most sources print hundredths of a GiB."""
+
+
+class BytesOutside(NamedTuple):
+    """Bytes outside the allocator, with the range over workloads."""
+
+    bytes: int
+    low: int
+    high: int
+    estimated: bool
+    """Whether no training or forward pass on this GPU was read."""
+    source: str
+
+
+class NcclBytes(NamedTuple):
+    """Range of the bytes that NCCL holds on one GPU, outside the allocator."""
+
+    low: int
+    high: int
+    source: str
+
+
+def _text(in_use: float, allocated: float, unallocated: float) -> float:
+    """Return MiB from an OutOfMemoryError text in GiB: in use by the process - allocated - reserved but unallocated."""
+    return round((in_use - allocated - unallocated) * 1024)
+
+
+_CONTEXT, _FORWARD, _TRAINING = Workload.CONTEXT, Workload.FORWARD, Workload.TRAINING
+# The wording of the text shows the release: until 2.1 it suggests max_split_size_mb, from 2.2 expandable_segments, just
+# before 2.11 in PYTORCH_ALLOC_CONF, from 2.11 it links to docs.pytorch.org (pytorch/pytorch, pull request 172327).
+_OOM = "an OutOfMemoryError text: "
+_FITCHECK = "total - free - reserved (github Anassbzdd/fitcheck, data/measurements)"
+_YOLO = "the log of a YOLO training run on Colab: "
+_LINYUN = "OutOfMemoryError texts of a CS336 language model (github LINYUNLinYun/CS336-assignment2-systems): "
+_SEEN = "OutOfMemoryError texts: "
+
+# fmt: off
+READINGS: tuple[Reading, ...] = (
+    # Pascal to Turing
+    Reading("P100", "2.1", "", _text(15.82, 15.36, 168.02 / 1024), _TRAINING,
+            _OOM + "a 15.89 GiB GPU (github andimarafioti/florence2-finetuning, issue 17)"),
+    Reading("V100 16GB", "2.2-2.9", "", _text(15.75, 14.89, 497.13 / 1024), _TRAINING,
+            _OOM + "a vision transformer with autocast on a 15.77 GiB GPU"),
+    Reading("V100 32GB", "2.2-2.9", "", _text(31.54, 28.49, 2.68), _TRAINING, _OOM + "backward on a 31.73 GiB GPU"),
+    Reading("V100 32GB", "2.2-2.9", "", _text(13.60, 13.07, 162.31 / 1024), _TRAINING,
+            _OOM + "training of a capsule network on a 31.73 GiB GPU"),
+    Reading("V100 32GB", "2.2-2.9", "", _text(31.72, 29.66, 1.68), _FORWARD, _OOM + "relu on a 31.73 GiB GPU"),
+    Reading("V100 32GB", "2.2-2.9", "", _text(7.31, 7.00, 12 / 1024), _CONTEXT,
+            _OOM + "KernelBench on a Tesla V100-SXM2-32GB"),
+    Reading("T4", "2.14", "13.0", 140.875, _TRAINING, _FITCHECK, tolerance=0),
+    Reading("T4", "2.10", "12.8", 140.875, _TRAINING, _FITCHECK, tolerance=0),
+    Reading("T4", "2.11", "12.8", _text(14.54, 13.90, 504.07 / 1024), _TRAINING, _YOLO + "yolo26s at 960 pixels"),
+    Reading("T4", "2.11", "12.8", _text(14.56, 13.86, 511.64 / 1024), _TRAINING,
+            _YOLO + "yolo26s at 960 pixels after another model"),
+    Reading("T4", "2.9-2.10", "", _text(13.75, 13.44, 153.73 / 1024), _TRAINING, _OOM + "unsloth on Kaggle"),
+    Reading("T4", "2.8", "12.8", _text(15.22, 15.08, 19.46 / 1024), _FORWARD, _OOM + "fish-speech, first forward"),
+    Reading("T4", "2.1", "", _text(14.54, 14.38, 30.60 / 1024), _FORWARD, _OOM + "attention on a 14.58 GiB GPU"),
+    Reading("T4", "2.10", "12.8", 104.875, _CONTEXT, _FITCHECK, tolerance=0),
+    # Ampere
+    Reading("A100 40GB", "2.11+", "", _text(39.31, 38.33, 499.39 / 1024), _TRAINING,
+            _OOM + "cross-attention in training, a 39.49 GiB GPU, August 2026"),
+    Reading("A100 80GB", "2.11+", "", _text(79.23, 78.42, 336.78 / 1024), _TRAINING,
+            _OOM + "a CS336 language model on a 79.25 GiB GPU"),
+    Reading("A100 80GB", "2.1", "", 481, _FORWARD, "0.47 GiB with lazy loading (github stas00/ml-engineering)"),
+    Reading("RTX 3080", "", "", 266, _FORWARD, _SEEN + "0.26, 0.26, 0.26, 0.21 GiB on 9.64 GiB GPUs"),
+    Reading("RTX 3090", "2.2-2.10", "", _text(17.29, 15.78, 1.21), _TRAINING, _OOM + "backward on a 23.56 GiB GPU"),
+    Reading("RTX 3090", "2.2-2.9", "", _text(22.60, 19.46, 2.83), _FORWARD, _OOM + "inference on a 23.56 GiB GPU"),
+    Reading("RTX 3090", "2.2-2.9", "", _text(6.62, 5.45, 836.77 / 1024), _FORWARD,
+            _OOM + "inference on a 23.56 GiB GPU"),
+    Reading("RTX A6000", "2.2+", "", _text(47.34, 45.65, 1.37), _TRAINING,
+            _OOM + "first forward of training on a 47.40 GiB GPU, September 2026"),
+    Reading("RTX A6000", "2.2-2.9", "", _text(43.59, 38.33, 4.95), _FORWARD, _OOM + "a GRU on a 47.53 GiB GPU"),
+    Reading("RTX A6000", "", "", 307, _FORWARD, _SEEN + "0.29, 0.30, 0.30, 0.31 GiB on 47.53 GiB GPUs"),
+    Reading("A10", "2.2-2.9", "", _text(22.03, 20.51, 1.22), _FORWARD,
+            _OOM + "inference on the GPU that Modal gives for A10 and A10G, 22.06 GiB"),
+    Reading("A10", "2.1", "", _text(21.87, 21.65, 1.49 / 1024), _CONTEXT, _OOM + "loading, a 21.99 GiB GPU"),
+    Reading("A10G", "", "", _text(21.25, 21.00, 0), _CONTEXT, _OOM + "blocks of 1 GiB on a 22.06 GiB GPU"),
+    Reading("A40", "", "", 317, _FORWARD, _SEEN + "0.31 GiB on a 44.42 GiB GPU"),
+    # Ada
+    Reading("RTX 4070", "", "", 246, _FORWARD, _SEEN + "0.24 GiB"),
+    Reading("RTX 4090", "2.11", "", 471, _TRAINING, _LINYUN + "0.46 GiB", tolerance=5),
+    Reading("RTX 4090", "2.11+", "", _text(23.37, 22.53, 376.96 / 1024), _FORWARD, _OOM + "quantizing, July 2026"),
+    Reading("RTX 4090", "2.6", "12.1", _text(22.80, 22.10, 222.14 / 1024), _FORWARD,
+            _OOM + "generation (github pytorch/torchchat, issue 1341)"),
+    Reading("RTX 4090", "2.2-2.9", "", _text(22.14, 21.66, 15.86 / 1024), _FORWARD, _OOM + "batch_norm"),
+    Reading("RTX 4090", "2.2-2.9", "", _text(22.90, 21.91, 554.26 / 1024), _FORWARD, _OOM + "attention"),
+    Reading("RTX 4090", "2.10", "12.8", 386, _CONTEXT, _OOM + "github Project-MONAI/MONAI, issue 8735", tolerance=1),
+    Reading("RTX 6000 Ada", "2.10", "13.0", 426, _CONTEXT,
+            "nvidia-smi after mem_get_info (github unslothai/unsloth-zoo, pull request 1053)", tolerance=1),
+    Reading("L4", "2.11", "12.8", _text(22.01, 21.62, 135.82 / 1024), _TRAINING, _YOLO + "yolo11s-seg"),
+    Reading("L4", "", "", _text(21.96, 21.65, 66.83 / 1024), _FORWARD, _OOM + "a solver on a 22.03 GiB GPU"),
+    Reading("L4", "", "", _text(21.96, 21.69, 65.15 / 1024), _CONTEXT, _OOM + "loading on a 22.03 GiB GPU"),
+    Reading("L40S", "2.2-2.9", "", _text(44.37, 43.42, 458.52 / 1024), _FORWARD, _OOM + "an export, 44.40 GiB GPU"),
+    Reading("L40S", "2.2-2.9", "", _text(17.52, 17.03, 6.95 / 1024), _FORWARD, _OOM + "inference, 44.40 GiB GPU"),
+    Reading("L40S", "", "", 420, _CONTEXT, _SEEN + "0.41 GiB"),
+    # Hopper
+    Reading("H100 PCIe", "2.2-2.9", "", _text(79.13, 77.91, 648.28 / 1024), _TRAINING,
+            _OOM + "training in float32, GPU named"),
+    Reading("H100 SXM", "2.2-2.9", "", _text(61.32, 60.39, 268.86 / 1024), _FORWARD,
+            _OOM + "scaled_dot_product_attention on a 79.18 GiB GPU"),
+    Reading("H100 NVL", "2.2+", "", _text(92.94, 77.61, 14.58), _TRAINING,
+            _OOM + "first batch of training, a 93.10 GiB GPU, August 2026"),
+    Reading("H100 NVL", "2.2-2.9", "", _text(15.94, 15.16, 122.11 / 1024), _FORWARD, _OOM + "a 93.10 GiB GPU"),
+    Reading("H200", "2.2-2.9", "", _text(139.75, 138.59, 508.12 / 1024), _FORWARD,
+            _OOM + "inference on a 139.81 GiB GPU"),
+    Reading("H200", "2.2-2.9", "", _text(139.60, 138.14, 824.86 / 1024), _FORWARD, _OOM + "a 139.72 GiB GPU"),
+    Reading("H200", "2.11+", "", _text(139.20, 2.05, 136.64), _CONTEXT, _OOM + "loading on a 139.81 GiB GPU"),
+    # Blackwell
+    Reading("B200", "2.2+", "", _text(168.34, 167.64, 4.62 / 1024), _FORWARD,
+            _OOM + "178.35 GiB GPU (github stas00/ml-engineering)"),
+    Reading("RTX 5060 Ti 16GB", "2.2+", "12.8", 128, _CONTEXT, _OOM + "before loading, GPU named", tolerance=1),
+    Reading("RTX 5080", "", "", 394, _FORWARD, _SEEN + "0.38, 0.39 GiB on 16 GB Blackwell GPUs"),
+    Reading("RTX 5090", "2.2-2.9", "", _text(31.34, 30.74, 19.41 / 1024), _FORWARD,
+            _OOM + "github Wan-Video/Wan2.1, issue 465"),
+    Reading("RTX 5090", "2.2-2.9", "", _text(31.33, 27.89, 2.84), _FORWARD, _OOM + "inference on a 31.36 GiB GPU"),
+    Reading("RTX 5090", "2.11+", "", _text(31.29, 30.80, 2.80 / 1024), _CONTEXT, _OOM + "loading for quantization"),
+    Reading("RTX 5090", "2.9-2.10", "", _text(31.33, 30.81, 33.90 / 1024), _CONTEXT,
+            _OOM + "loading for quantization"),
+    Reading("RTX PRO 6000", "2.11", "", 655, _TRAINING, _LINYUN + "0.63 to 0.65 GiB", tolerance=10),
+    # AMD
+    Reading("MI300X", "2.2+", "", _text(191.98, 191.53, 0.52 / 1024), _FORWARD, _OOM + "generation with transformers"),
+    Reading("MI300X", "2.2+", "", _text(191.69 - 186.02, 4.89, 2.25 / 1024), _FORWARD,
+            _OOM + "KernelBench on a 191.69 GiB GPU"),
+)
+# fmt: on
+
+_AMD_WITH_READING = "MI300X"
+"""The AMD GPU whose readings stand for all AMD GPUs: the line of CUDA contexts does not apply to ROCm."""
+
+RESIDENT_THREADS = {(6, 0): 2048, (7, 0): 2048, (7, 5): 1024, (8, 0): 2048, (9, 0): 2048, (10, 0): 2048}
+"""Maximum resident threads per multiprocessor by compute capability, 1536 if missing (CUDA programming guide)."""
+
+KERNEL_MIB: dict[tuple[int, int], tuple[int, int, int]] = {
+    (6, 0): (66, 66, 66),
+    (7, 0): (52, 53, 57),
+    (7, 5): (39, 49, 103),
+    (8, 0): (61, 66, 72),
+    (8, 6): (48, 54, 78),
+    (8, 9): (69, 84, 90),
+    (9, 0): (147, 158, 246),
+    (10, 0): (130, 130, 130),
+    (12, 0): (90, 104, 131),
+}
+"""MiB beyond `context_mib` by compute capability: lowest, median and highest reading of training, else of forward."""
+
+_CONTEXT_LINE = 27, 1.874
+"""MiB, and KiB per resident thread: the line through RTX 5060 Ti (128), RTX 4090 (386) and RTX 6000 Ada (426 MiB)."""
+_CONTEXT_ERROR = 0.08
+"""Largest relative deviation of the other readings from that line."""
+
+
+def context_mib(capability: tuple[int, int], multiprocessors: int) -> float:
+    """Return the MiB of a CUDA context without kernels: 27 MiB + 1.874 KiB per resident thread, within 8 %.
+
+    The driver keeps local memory for each thread that can be resident. The line goes through three GPUs whose context
+    was read to the MiB; the other readings deviate by up to 8 %.
+
+    >>> round(context_mib((8, 9), 128))  # an RTX 4090, where 386 MiB were read
+    387
+    """
+    base, kib_per_thread = _CONTEXT_LINE
+    return base + kib_per_thread * multiprocessors * RESIDENT_THREADS.get(capability, 1536) / 1024
+
+
+@functools.lru_cache(maxsize=256)
+def bytes_outside(
+    gpu: str, capability: tuple[int, int], multiprocessors: int, release: str | None = None
+) -> BytesOutside:
+    """Return the bytes outside the allocator in a training process on a GPU of the catalogue, with their range.
+
+    `gpu` is the key of the entry, `release` a torch release such as ``2.11``, by default the newest with a reading.
+    Readings of training are preferred to forward passes, then readings of a nearer release.
+
+    >>> bytes_outside("T4", (7, 5), 40, "2.14").bytes / 1024**2
+    140.875
+
+    Raises ValueError for a text that is not a release.
+    """
+    wanted = _NEWEST if release is None else _parse_release(release)
+    of_gpu = [reading for reading in READINGS if reading.gpu == gpu]
+    computing = [reading for reading in of_gpu if reading.workload is not Workload.CONTEXT]
+    if gpu.startswith("MI") and not computing:
+        held = bytes_outside(_AMD_WITH_READING, capability, multiprocessors, release)
+        return held._replace(estimated=True, source=f"estimate: as on the {_AMD_WITH_READING}, {held.source}")
+    if not computing:
+        return _estimate(capability, multiprocessors, next(iter(of_gpu), None))
+    best = min(
+        computing,
+        key=lambda reading: (reading.workload is not Workload.TRAINING, _distance(wanted, reading.release)),
+    )
+    return BytesOutside(
+        bytes=round(best.mib * _MIB),
+        low=round(min(reading.mib - reading.tolerance for reading in computing) * _MIB),
+        high=round(max(reading.mib + reading.tolerance for reading in computing) * _MIB),
+        estimated=False,
+        source=_source_text(best),
+    )
+
+
+def _estimate(capability: tuple[int, int], multiprocessors: int, context: Reading | None) -> BytesOutside:
+    """Return the context (a reading, else `context_mib`) plus the kernels of other GPUs of the compute capability."""
+    if context is None:
+        mib = context_mib(capability, multiprocessors)
+        error, origin = _CONTEXT_ERROR * mib, "a context by its multiprocessors"
+    else:
+        mib, error, origin = context.mib, context.tolerance, f"its context ({_source_text(context)})"
+    family = (
+        capability if capability in KERNEL_MIB else max(key for key in KERNEL_MIB if key <= max(capability, (6, 0)))
+    )
+    lowest, median, highest = KERNEL_MIB[family]
+    return BytesOutside(
+        bytes=round((mib + median) * _MIB),
+        low=round((mib - error + lowest) * _MIB),
+        high=round((mib + error + highest) * _MIB),
+        estimated=True,
+        source=f"estimate: {origin}, {mib:.0f} MiB, and {median} MiB of kernels as on other GPUs of compute "
+        f"capability {family[0]}.{family[1]}",
+    )
+
+
+_NCCL_PAIR, _NCCL_GROUP = 544, 688
+"""MiB of one communicator of two GPUs, and of more: 4 A100s with NVLink, an all-reduce (NVIDIA/nccl, issue 964)."""
+_NCCL_ALONE = 512
+"""MiB that a communicator of one GPU can hold, with NCCL 2.28 (issue 2363)."""
+_NCCL_ONE, _NCCL_OF_SEVERAL = 1638, 2048
+"""MiB of one communicator (1.6 GB), and of each of three or more (about 6 GB), both in issue 864."""
+_NCCL_ALL_TO_ALL = 3359
+"""MiB more after the first all-to-all of 8 H100s: 1.06 before, 4.34 GB after (issue 1685)."""
+_NCCL_SOURCE = "NVIDIA/nccl issues 864, 964, 1685 and 2363"
+
+
+def nccl_bytes(communicators: Sequence[Communicator]) -> NcclBytes | None:
+    """Return the range of the bytes that NCCL holds for groups that have communicated, None without any.
+
+    The lower end is that of the largest group alone, because communicators can share their buffers; the upper end is
+    the sum of the largest readings. Sources: issues of NVIDIA/nccl.
+
+    >>> of_eight = nccl_bytes([Communicator(8)])
+    >>> of_eight.low // 2**20, of_eight.high // 2**20
+    (688, 1638)
+    """
+    if not communicators:
+        return None
+    several = [group for group in communicators if group.size > 1]
+    low = max((_NCCL_PAIR if group.size == 2 else _NCCL_GROUP for group in several), default=0)
+    high = len(several) * (_NCCL_ONE if len(several) < 3 else _NCCL_OF_SEVERAL)
+    high += (len(communicators) - len(several)) * _NCCL_ALONE
+    high += sum(_NCCL_ALL_TO_ALL for group in several if group.all_to_all)
+    return NcclBytes(low * _MIB, high * _MIB, _NCCL_SOURCE)
+
+
+def _source_text(reading: Reading) -> str:
+    release = f"torch {reading.release}" if reading.release else "unknown torch release"
+    return f"{release}, {reading.workload.value}: {reading.source}"
+
+
+def _parse_release(text: str) -> tuple[int, int]:
+    match = re.match(r"(\d+)\.(\d+)", text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a torch release; write one such as 2.11")
+    return int(match[1]), int(match[2])
+
+
+def _distance(wanted: tuple[int, int], releases: str) -> float:
+    """Return the distance of a release from the releases of a reading: 0 if equal, 0.5 within a range of several."""
+    if not releases:
+        return 1000
+    first = _parse_release(releases)
+    last = _NEWEST if releases.endswith("+") else _parse_release(releases.partition("-")[2] or releases)
+    if first <= wanted <= last:
+        return 0 if first == last else 0.5
+    nearest = first if wanted < first else last
+    return 100 * abs(wanted[0] - nearest[0]) + abs(wanted[1] - nearest[1])

@@ -1,0 +1,401 @@
+"""`%memoom`: post-mortems of a whole notebook, and the memory of failed cells given back.
+
+In: the shell and its cells. Out: a post-mortem under the traceback of each cell that runs out of memory. On a virtual
+GPU each cell is recorded for it; on a real GPU the allocator records its history.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import sys
+import weakref
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.display import display
+
+from memexplore.jupyter.recorded_cell import RecordedCell, end_history, keep_history, record_cell
+from memexplore.text import result_files
+
+if TYPE_CHECKING:
+    import torch
+
+    from memexplore.jupyter.applied_setting import AppliedSetting
+    from memexplore.jupyter.memoom_page import MemoomPage
+    from memexplore.out_of_memory.evidence_types import Evidence, Holder
+    from memexplore.out_of_memory.failed_step import FailedStep, SeenCall
+    from memexplore.out_of_memory.value import PostMortem
+    from memexplore.out_of_memory.what_fits import WhatFits
+    from memexplore.run.knobs.knobs import Knobs
+    from memexplore.tape import Tape
+
+USAGE = """Write one of:
+  %memoom on              show a post-mortem for each cell that runs out of memory
+  %memoom off             show none
+  %memoom advise          search what would have fitted, for the step or cell that failed last
+  %memoom apply NUMBER    apply a setting that was found to the model, and write the rest into the next cell
+  %memoom undo            restore the model
+  %memoom free [--out]    free what failed cells still hold; --out also drops the notebook's outputs
+  %memoom save FILE       save the last post-mortem: .html a page, .tape its tape, .pickle a PyTorch snapshot"""
+
+
+AS_IT_STANDS = "The step fits as it stands, without what the failed cell holds."
+RUN_AGAIN = "Run the cell again; %memoom undo restores the model."
+
+
+class OutOfMemoryWatch:
+    """The post-mortems of one shell."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._shell: InteractiveShell = weakref.proxy(shell)
+        self.is_on = False
+        self._cell: RecordedCell | None = None
+        self._has_shown = False
+        """Whether the running cell has shown a post-mortem."""
+        self._earlier: Holder | None = None
+        """What the error before the running cell holds."""
+        self._source = ""
+        """The running cell as it is written."""
+        self.seen: SeenCall | None = None
+        """The last call of a model in the running cell."""
+        self.step: FailedStep | str = ""
+        """The step that failed last, or why it cannot be rebuilt."""
+        self._models: weakref.WeakSet[torch.nn.Module] | None = None
+        """The models of the notebook when the running cell began, None where they are not known."""
+        self._is_made_by_cell = False
+        """Whether the failed cell made its model."""
+        self.last: PostMortem | None = None
+        """The last post-mortem."""
+        self.found: WhatFits | None = None
+        """What would have fitted, as far as it is known."""
+        self._applied: AppliedSetting | None = None
+        self.page: MemoomPage | None = None
+        """The page whose search is the last one, None for a search without a page."""
+
+    def command(self, line: str) -> None:
+        """Carry out `%memoom`. Raises UsageError for an unknown command."""
+        words = line.split(maxsplit=1)
+        match words:
+            case [] | ["on"]:
+                self.is_on = True if words else self.is_on
+                print(f"Post-mortems are {'on' if self.is_on else 'off: %memoom on shows them'}.")
+            case ["off"]:
+                self.is_on = False
+                end_history()
+                print("Post-mortems are off.")
+            case ["advise"]:
+                display(self.advise())
+            case ["apply", number]:
+                print(self._apply_number(number))
+            case ["undo"]:
+                print(self.undo())
+            case ["free"]:
+                print(self.free())
+            case ["free", "--out"]:
+                print(self.free(outputs=True))
+            case ["save", name]:
+                self._save(pathlib.Path(name.strip("\"'")).expanduser())
+            case _:
+                raise UsageError(f"{line!r} is no command of %memoom. {USAGE}")
+
+    # -- cells
+
+    def cell_begins(self, source: str) -> None:
+        """Note what the error before holds, and record a cell on the virtual GPU that is on, for its post-mortem."""
+        is_profiled = source.lstrip().startswith("%%memprofile")
+        self._source = source
+        self._earlier, self.seen, self._models, self._has_shown = None, None, None, False
+        if (self.is_on or is_profiled) and "torch" in sys.modules:
+            from memexplore.out_of_memory.evidence import earlier_error
+
+            self._earlier = earlier_error()
+        if self.is_on:
+            keep_history()
+        if self.is_on and not is_profiled and self._cell is None:
+            self._cell = record_cell()
+            if self._cell is not None:
+                self.see_calls(self._cell.recorder)
+        if self.is_on or is_profiled:
+            self._models = weakref.WeakSet(_models_in(self._shell.user_ns) if "torch" in sys.modules else ())
+
+    def cell_ends(self, error: BaseException | None, show_view: Callable[[Tape], object]) -> None:
+        """Show tape and post-mortem of a cell that an error has ended, unless its profile has shown them."""
+        cell, self._cell = self._cell, None
+        if cell is None and not self.is_on:
+            return
+        try:
+            evidence = self.evidence(error) if self.is_on and not self._has_shown else None
+            tape = cell.end(error) if cell is not None else None
+            if evidence is not None:
+                from memexplore.out_of_memory.value import of_failure
+                from memexplore.tape import Action
+
+                # What a cell that turned its GPU on itself did is not recorded.
+                found = of_failure(tape, evidence)
+                if found is not None and np.any(found.tape.action == Action.ALLOC):
+                    show_view(found.tape)
+                self.show(found)
+        except Exception as failure:
+            # The cell's own error has been shown; this one must not hide it.
+            print(f"The post-mortem failed ({type(failure).__name__}: {failure}); please report this.")
+
+    def evidence(self, error: BaseException | None) -> Evidence | None:
+        """Return what the notebook knows of an error, None for one that is not out of memory."""
+        # Without torch there is no such error, and importing it takes a second.
+        if error is None or "torch" not in sys.modules:
+            return None
+        from memexplore.out_of_memory.evidence import Shell, collect
+        from memexplore.out_of_memory.failed_step import failed_step
+        from memexplore.recorder.endings import out_of_memory_error
+
+        memory_error = out_of_memory_error(error)
+        if memory_error is None:
+            return None
+        names = self._shell.user_ns
+        self.step, self.found = failed_step(memory_error, self.seen, list(names.values())), None
+        self._take_cell()
+        self._is_made_by_cell = self._models is not None and any(
+            model is not None and model not in self._models for model in self._step_models()
+        )
+        if self._applied is not None:
+            self.step = "The step is rebuilt without an applied setting only: run %memoom undo, then the cell again."
+        hidden = self._shell.user_ns_hidden
+        own = {name: value for name, value in names.items() if name not in hidden or name in ("_", "__", "___")}
+        return collect(error, Shell(own, names.get("Out", {})), earlier=self._earlier)
+
+    def _take_cell(self) -> None:
+        """Take the failed cell where its step cannot be rebuilt, or is only a part of what the cell trains."""
+        from memexplore.out_of_memory.failed_cell import failed_cell
+
+        step, names, models = self.step, self._shell.user_ns, [] if self.seen is None else self.seen.outermost
+        if not isinstance(step, str) and len(models) < 2:
+            return
+        # The first line of a profiled cell is its magic.
+        source = self._source.lstrip()
+        source = source.partition("\n")[2] if source.startswith("%%") else source
+        several = ", ".join(sorted(name for name, value in names.items() if any(value is model for model in models)))
+        reason = step if isinstance(step, str) else f"The cell calls several models: {several}."
+        cell = failed_cell(self._shell.transform_cell(source), names, models, reason)
+        if not isinstance(cell, str):
+            self.step = cell if isinstance(step, str) else cell._replace(otherwise=step)
+        elif isinstance(step, str):
+            self.step = f"{step} {cell}"
+        else:
+            self.step = step._replace(assumed=(*step.assumed, cell))
+
+    def _step_models(self) -> list[torch.nn.Module | None]:
+        """Return the models of the step or cell that failed last, None for each that is gone."""
+        step = self.step
+        return [] if isinstance(step, str) else [model() for model in (step.model, *step.others)]
+
+    def post_mortem(self, tape: Tape | None, evidence: Evidence | None) -> PostMortem | None:
+        """Return the post-mortem of a failure; an error of its own is printed and ends nothing."""
+        if evidence is None:
+            return None
+        from memexplore.out_of_memory.value import of_failure
+
+        try:
+            return of_failure(tape, evidence)
+        except Exception as failure:
+            print(f"The post-mortem failed ({type(failure).__name__}: {failure}); please report this.")
+            return None
+
+    def show(self, found: PostMortem | None) -> None:
+        """Display a post-mortem, with a button that frees what the failed cell holds."""
+        if found is None:
+            return
+        self.last, self._has_shown = found, True
+        display(found)
+        if getattr(self._shell, "kernel", None) is not None:
+            from memexplore.jupyter.memoom_page import MemoomPage
+
+            self.page = MemoomPage(self, self.step, found.tape.meta)
+            display(self.page.widget)
+
+    def show_after_cell(self, found: PostMortem | None) -> None:
+        """Display a post-mortem when the running cell has ended, below its traceback."""
+        events = self._shell.events
+
+        def ended(result: Any) -> None:
+            events.unregister("post_run_cell", ended)
+            self.show(found)
+
+        if found is not None:
+            self._has_shown = True
+            events.register("post_run_cell", ended)
+
+    # -- commands
+
+    def see_calls(self, recorder: Any) -> None:
+        """Note the calls of models that a recorder sees, for `advise`."""
+        from memexplore.out_of_memory.failed_step import SeenCall
+
+        self.seen = SeenCall()
+        self.seen.follow(recorder)
+
+    def advise(self) -> WhatFits:
+        """Return what would have fitted for the step that failed last. Raises UsageError before the first failure."""
+        if self.last is None:
+            raise UsageError("Nothing has run out of memory: run the cell that fails after %memoom on")
+        from memexplore.out_of_memory.what_fits import WhatFits, search
+
+        if isinstance(self.step, str):
+            return WhatFits(None, failed=self.step)
+        self.page = None
+        self.found = search(self.step, self.last.tape.meta)
+        return self.found
+
+    def apply(self, knobs: Knobs) -> AppliedSetting:
+        """Apply a setting to the model of the step that failed last, instead of one applied before.
+
+        What the failed cell holds is freed, as the setting fits only without it. Raises ValueError where the setting
+        cannot be applied.
+        """
+        from memexplore.jupyter.applied_setting import AppliedSetting
+
+        self.undo()
+        # Known before it changes anything: an interrupt at any line leaves what `undo` restores.
+        self._applied = applied = AppliedSetting()
+        try:
+            applied.apply(knobs, *self._model())
+        except BaseException:
+            self.undo()
+            raise
+        self.free()
+        return applied
+
+    def why_not(self, knobs: Knobs) -> str:
+        """Return why nothing of a setting can be applied to the model of the step that failed last, "" if it can."""
+        from memexplore.jupyter.applied_setting import why_not
+
+        return why_not(knobs, *self._model())
+
+    def _model(self) -> tuple[list[torch.nn.Module], str]:
+        """Return the models of the step that failed last, none where one is gone, and why they cannot be changed."""
+        from memexplore.jupyter.applied_setting import MADE_BY_CELL
+
+        models = [model for model in self._step_models() if model is not None]
+        is_complete = len(models) == len(self._step_models())
+        return models if is_complete else [], MADE_BY_CELL if self._is_made_by_cell else ""
+
+    def undo(self) -> str:
+        """Restore the model that a setting was applied to, and return what was done as a sentence."""
+        if self._applied is None:
+            return "No setting is applied."
+        self._applied.undo()
+        self._applied = None
+        return "The model is as it was."
+
+    def _apply_number(self, number: str) -> str:
+        """Apply a setting of the last search, and write the lines of what only code can change into the next cell."""
+        options = () if self.found is None else self.found.options
+        if not number.isdecimal() or not 1 <= int(number) <= len(options):
+            known = f"give a number from 1 to {len(options)}" if options else "run %memoom advise first"
+            raise UsageError(f"There is no setting {number!r}: {known}")
+        option = options[int(number) - 1]
+        if not option.knobs.changed():
+            return f"{AS_IT_STANDS} {self.undo()} {self.free()}"
+        try:
+            applied = self.apply(option.knobs)
+        except ValueError as error:
+            text, code = str(error), option.code
+        else:
+            text, code = f"{applied.text} {RUN_AGAIN}", applied.code
+        if code:
+            self._shell.set_next_input(code)
+        return text
+
+    def free(self, outputs: bool = False) -> str:
+        """Free what failed cells hold, with `outputs` what `Out` holds too; return what came back in two lines."""
+        from memexplore.out_of_memory.release import release
+
+        shell = self._shell
+        result = getattr(shell, "last_execution_result", None)
+        formatter = getattr(shell, "InteractiveTB", None)
+        errors = [getattr(result, "error_in_exec", None), getattr(formatter, "value", None)]
+        for name in ("tb", "value", "etype"):
+            if formatter is not None and hasattr(formatter, name):
+                setattr(formatter, name, None)
+        return release(errors, self._drop_outputs if outputs else None).text
+
+    def _drop_outputs(self) -> None:
+        outputs = self._shell.user_ns.get("Out", {})
+        names = {"_", "__", "___", *(f"_{number}" for number in outputs)}
+        outputs.clear()
+        for table in (self._shell.user_ns, self._shell.user_ns_hidden):
+            for name in names & table.keys():
+                table[name] = ""
+        hook = self._shell.displayhook
+        for name in ("_", "__", "___"):
+            if hasattr(hook, name):
+                setattr(hook, name, "")
+
+    def _save(self, path: pathlib.Path) -> None:
+        if self.last is None:
+            raise UsageError("There is no post-mortem to save: run the cell that fails after %memoom on")
+        try:
+            _, problem = result_files.write(path, _writer(self.last, path))
+        except (ValueError, ImportError) as error:
+            raise UsageError(str(error)) from None
+        print(problem or f"Wrote {path}")
+
+    def close(self) -> None:
+        """End the recording of a cell without a tape."""
+        if self._cell is not None:
+            self._cell.close()
+        self._cell, self.is_on = None, False
+        end_history()
+        self.undo()
+
+
+_WATCHES: weakref.WeakKeyDictionary[InteractiveShell, OutOfMemoryWatch] = weakref.WeakKeyDictionary()
+
+
+def of_shell(shell: InteractiveShell) -> OutOfMemoryWatch:
+    """Return the post-mortems of a shell."""
+    if shell not in _WATCHES:
+        _WATCHES[shell] = OutOfMemoryWatch(shell)
+    return _WATCHES[shell]
+
+
+def _writer(found: PostMortem, path: pathlib.Path) -> Callable[[pathlib.Path], object]:
+    def write_page(path: pathlib.Path) -> None:
+        from memexplore.page import report
+
+        path.write_text(report.html(found.tape, found), encoding="utf-8")
+
+    def write_snapshot(path: pathlib.Path) -> None:
+        from memexplore.snapshot import save_snapshot
+
+        save_snapshot(found.tape, path)
+
+    writers: dict[str, Callable[[pathlib.Path], object]] = {
+        ".html": write_page,
+        ".tape": found.tape.save,
+        ".parquet": found.tape.to_parquet,
+        ".pickle": write_snapshot,
+    }
+    if path.suffix not in writers:
+        raise UsageError(f"{path}: give the file the ending {', '.join(writers)}")
+    return writers[path.suffix]
+
+
+def _models_in(names: dict[str, Any]) -> list[torch.nn.Module]:
+    """Return the models among the values of names and among attributes of their instances, such as of a trainer.
+
+    No code of the values runs.
+    """
+    import torch
+
+    values = list(names.values())
+    for value in list(values):
+        if not issubclass(type(value), type | ModuleType | torch.nn.Module | torch.Tensor):
+            with contextlib.suppress(AttributeError):
+                own = object.__getattribute__(value, "__dict__")
+                values += own.values() if type(own) is dict else ()
+    return [value for value in values if issubclass(type(value), torch.nn.Module)]

@@ -1,0 +1,168 @@
+"""The cause of a failed request: a tape that ends with it and the evidence go in, a `Finding` comes out.
+
+A cause is computed: the tape is replayed without what the cause names, and the request must succeed there.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+import numpy as np
+
+from memexplore.hardware import catalogue
+from memexplore.out_of_memory import counterfactual
+from memexplore.out_of_memory.evidence_types import Evidence
+from memexplore.out_of_memory.held import held_groups
+from memexplore.out_of_memory.held_types import Held, What
+from memexplore.tape import Phase, Tape
+from memexplore.tape.process_limit import limited
+
+_LEAST_OTHERS = 64 << 20
+"""Bytes from which memory outside the allocator, beyond the usual, is another process."""
+_MOST_REPLAYS = 6
+_LITTLE = 0.05
+"""Share of the device below which what is held is no cause of a first forward pass that fails."""
+_MUCH = 0.1
+"""Share of the device from which what is free in pieces is a cause: a full GPU has some of it whatever fills it."""
+
+
+class Cause(enum.StrEnum):
+    """Why a request failed."""
+
+    TOO_MUCH = "too much memory"
+    FRAGMENTATION = "fragmentation"
+    LEAK = "leak"
+    HELD = "memory held by mistake"
+    ANOTHER_PROCESS = "another process"
+    UNKNOWN = "unknown"
+    """Of a file that does not record the failure."""
+
+
+class Finding(NamedTuple):
+    """A cause with what it rests on; sizes in bytes."""
+
+    cause: Cause
+    held: tuple[Held, ...]
+    """Memory that nothing needs, the group that the cause names first."""
+    missing: int
+    """Bytes that are missing for the request, and for the state of an update, if every free byte could be used."""
+    others: int
+    """Bytes of other processes, as far as known."""
+    processes: tuple[tuple[int, int], ...]
+    """Number and bytes of other processes, where the error names them."""
+    fits_expandable: bool
+    state_to_come: int = 0
+    """`Evidence.state_to_come`."""
+    fits_without_limit: bool = False
+    """Whether the request succeeds without the limit of the process, by replaying the tape."""
+
+
+def finding(tape: Tape, evidence: Evidence | None) -> Finding:
+    """Return the cause of the failure of a tape that ends with it.
+
+    The order of the causes: a leak fails sooner or later whatever else is changed; fragmentation is cured by a setting;
+    then what is held, by one change of the code or by several together; then other processes. What is held, and what
+    other processes have, counts before fragmentation where it is more than all that is free. A setting cures
+    fragmentation only if the run can go on with it: not the rest of an optimizer's state that does not fit, a result
+    that is longer with each call, memory that each call adds to and that is soon full, nor a forward or backward pass
+    whose rest does not fit, or is not known. What other processes have is a cause only where the limit of the process
+    lets it use more.
+    """
+    groups = held_groups(tape, evidence)
+    others, processes = _others(tape, evidence)
+    # The update goes on only if the rest of the optimizer's state fits too.
+    to_come = evidence.state_to_come if evidence is not None else 0
+    unused = counterfactual.unused(tape)
+    missing = max(counterfactual.missing(tape), to_come - unused)
+    expandable = to_come <= unused and counterfactual.fits_expandable(tape)
+
+    unlimited = to_come <= unused + _beyond_limit(tape) and counterfactual.fits_without_limit(tape)
+
+    def found(cause: Cause, first: list[Held]) -> Finding:
+        held = [*first, *(group for group in groups if group not in first)]
+        return Finding(cause, tuple(held), missing, others, processes, expandable, to_come, unlimited)
+
+    growing = [group for group in groups if group.what in (What.GROWS, What.SUMMED_GRAPHS, What.LONG_GRAPH)]
+    if enough := _enough(tape, growing, missing):
+        return found(Cause.LEAK, enough)
+    enough = _enough(tape, [group for group in groups if group.what is not What.OTHER_CELL], missing)
+    # The little that a full GPU has left may be in pieces by chance: what is held is more.
+    is_much = unused >= _MUCH * (tape.meta.capacity or unused)
+    # State that is still to come is known, and fits: an update does not go on to add more.
+    rises = counterfactual.asks_for_more(tape) or (not to_come and counterfactual.soon_full(tape))
+    goes_on = not rises and _has_room_for_rest(tape, unused)
+    if expandable and is_much and goes_on and max(sum(group.size for group in enough), others) < unused:
+        return found(Cause.FRAGMENTATION, [])
+    if enough and _lasts(tape, enough, missing):
+        return found(Cause.HELD, enough)
+    if others >= missing and counterfactual.fits_with(tape, others):
+        return found(Cause.ANOTHER_PROCESS, [])
+    if (enough := _enough(tape, groups, missing)) and _lasts(tape, enough, missing):
+        return found(Cause.HELD, enough)
+    return found(Cause.TOO_MUCH, [])
+
+
+def _beyond_limit(tape: Tape) -> int:
+    """Return the bytes that the process could reserve beyond its limit; 0 without one."""
+    whole = tape.meta.capacity_without_limit
+    return 0 if whole is None else whole - (tape.meta.capacity or 0)
+
+
+def _has_room_for_rest(tape: Tape, unused: int) -> bool:
+    """Return whether what is free is enough for the rest of a pass too, as the step before shows it."""
+    if tape.phase[-1] not in (Phase.FORWARD, Phase.BACKWARD):
+        return True
+    rest = counterfactual.rest_of_step(tape)
+    if rest is None and tape.phase[-1] == Phase.FORWARD:
+        # An evaluation has no steps: there an earlier call of the same place shows it.
+        rest = counterfactual.rest_of_call(tape)
+    return rest is not None and int(tape.size[-1]) + rest <= unused
+
+
+def _lasts(tape: Tape, enough: list[Held], missing: int) -> bool:
+    """Return whether what is held makes room for the rest of the step too, as far as an earlier step shows it.
+
+    Where none does, the rest of a forward pass is unknown, and a little that is held is no cause.
+    """
+    size = sum(group.size for group in enough)
+    is_first = tape.phase[-1] == Phase.FORWARD and not np.any(tape.step < tape.step[-1])
+    least = _LITTLE * (tape.meta.capacity or 0) if is_first else 0
+    return size >= max(missing + (counterfactual.rest_of_step(tape) or 0), least)
+
+
+def _enough(tape: Tape, groups: list[Held], missing: int) -> list[Held]:
+    """Return the one group, else the several groups, without whose blocks the request succeeds; empty if there is none.
+
+    Groups that are large enough for the missing bytes are tried one by one, the largest first.
+    """
+    if not groups:
+        return []
+    for group in [group for group in groups if group.size >= missing][:_MOST_REPLAYS]:
+        if counterfactual.fits_without(tape, group.rows):
+            return [group]
+    if len(groups) < 2 or sum(group.size for group in groups) < missing:
+        return []
+    rows = {row for group in groups for row in group.rows}
+    return groups if counterfactual.fits_without(tape, rows) else []
+
+
+def _others(tape: Tape, evidence: Evidence | None) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Return the bytes of other processes: as the error names them, else what is outside the allocator too much."""
+    if evidence is not None and evidence.message.others:
+        return sum(size for _, size in evidence.message.others), evidence.message.others
+    meta = limited(tape.meta, None)
+    if meta.capacity is None or meta.total is None:
+        return 0, ()
+    gpu = None
+    for name in (meta.gpu, meta.device):
+        try:
+            gpu = catalogue.find(name or "").for_release(meta.versions.get("torch"))
+            break
+        except ValueError:
+            continue
+    if gpu is None or not gpu.outside:
+        return 0, ()
+    own = max(gpu.outside, gpu.outside_range[1])
+    others = meta.total - meta.capacity - own
+    return (others, ()) if others >= _LEAST_OTHERS else (0, ())

@@ -1,0 +1,90 @@
+"""The values of an `Evidence`: what only the live process knows of a failure."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+from memexplore.out_of_memory.message import Message
+from memexplore.tape import Phase
+
+
+class Use(enum.StrEnum):
+    """Whether the code reads a variable again."""
+
+    LATER = "read again"
+    DEAD = "not read again"
+    OTHER_CELL = "of another cell"
+    """Not named by the failing cell, nor by a function that runs."""
+    OUTPUT = "output of the notebook"
+    """An entry of ``Out``, or ``_``, ``__`` and ``___``."""
+    LAST_ERROR = "an earlier error"
+    """Frames of the traceback of the exception before."""
+    IN_USE = "in use"
+    """Reached by the failing call."""
+    NO_UPDATE = "for weights of no optimizer"
+    """Kept for gradients that no optimizer reads."""
+    NOT_TRAINED = "not trained"
+    """Weights of a model that no optimizer updates."""
+
+
+class State(enum.StrEnum):
+    """Whether the program's optimizers keep tensors from step to step."""
+
+    KEPT = "kept"
+    NONE = "none"
+    """Of no optimizer, too."""
+    UNKNOWN = "unknown"
+
+
+class Holder(NamedTuple):
+    """A variable that keeps memory, and how the failing call and the code around it use the variable."""
+
+    name: str
+    """Such as ``losses``, ``trainer.history``, ``Out[3]`` or ``sys.last_exc``."""
+    use: Use
+    addresses: frozenset[int]
+    in_graph: frozenset[int]
+    """Those of `addresses` that a graph keeps."""
+    size: int
+    tensors: int
+    """Tensors that the variable holds itself."""
+    is_container: bool
+
+
+class Evidence(NamedTuple):
+    """What the live process says of a failure."""
+
+    message: Message
+    holders: tuple[Holder, ...] = ()
+    """Variables that keep memory which the failing call does not reach."""
+    complete: bool = True
+    """Whether the walk over references came to its end in time."""
+    search_error: str = ""
+    """The first error of a search that could not read an object, such as one of the user's class; else empty."""
+    line: str = ""
+    """``file:line`` of the user's innermost line in the traceback."""
+    layer: str = ""
+    """Qualified name of the innermost module in the traceback, or its class."""
+    phase: Phase = Phase.OTHER
+    """Part of the step that the traceback shows."""
+    evaluating: str = ""
+    """Class of the model that was called to evaluate, with weights that require gradients; else empty."""
+    before_backward: frozenset[str] = frozenset()
+    """Variables of the functions that take derivatives later."""
+    retains_graph: bool = False
+    """Whether the user's code passes `retain_graph`."""
+    in_use: tuple[Holder, ...] = ()
+    """Containers that the failing call reaches."""
+    graph: frozenset[int] = frozenset()
+    """Addresses that the failing call reaches through a graph only."""
+    state: State = State.UNKNOWN
+    no_update: Holder | None = None
+    """What graphs and gradients keep for weights that no optimizer updates, under the names of modules."""
+    untrained: Holder | None = None
+    """Weights of models that are not trained, under the names of the models."""
+    state_to_come: int = 0
+    """Bytes at least that the failing update has still to allocate for the optimizer's state."""
+    losses: int = 0
+    """Losses with graphs of their own that the failing backward pass sums, and terms that a failing forward pass adds
+    to others in one statement."""

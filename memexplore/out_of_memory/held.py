@@ -1,0 +1,397 @@
+"""Memory at a failure that nothing needs any more: a tape and the evidence go in, groups of blocks come out.
+
+Each group has the blocks that one change of the code gives back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memexplore.analysis.curves import Rows
+from memexplore.analysis.growth import leak
+from memexplore.analysis.location import where
+from memexplore.analysis.tables import user_line
+from memexplore.out_of_memory.counterfactual import alive, bytes_of
+from memexplore.out_of_memory.evidence_types import Evidence, Holder, Use
+from memexplore.out_of_memory.held_types import Held, What
+from memexplore.tape import Action, Category, Phase, Tape
+from memexplore.text.tensor_text import dtype_of, shape_of
+
+_ALIKE = 3
+"""Blocks of one place, from as many calls, from which a holder is said to grow."""
+_SCALAR = 8
+"""Bytes of a number."""
+_LASTING = (
+    Category.PARAMETER,
+    Category.BUFFER,
+    Category.OPTIMIZER_STATE,
+    Category.GRADIENT,
+    Category.INPUT,
+    Category.GATHERED_PARAMETER,
+    Category.GRADIENT_BUCKET,
+)
+_OF_TRAINING = (
+    Category.OPTIMIZER_STATE,
+    Category.GRADIENT,
+    Category.GATHERED_PARAMETER,
+    Category.GRADIENT_BUCKET,
+)
+"""Categories that training steps make; copies of weights are kept by mistake as results are."""
+
+
+def held_groups(tape: Tape, evidence: Evidence | None) -> list[Held]:
+    """Return the groups of a tape that ends with a failed request, the most bytes first."""
+    groups: list[Held | None] = []
+    held_by: list[list[int]] = []
+    rows = alive(tape)
+    of_idle: frozenset[int] = frozenset()
+    if evidence is not None:
+        row_at = {int(tape.address[row]): int(row) for row in rows}
+        idle = _no_update(tape, evidence, row_at)
+        of_idle = frozenset(idle.rows if idle is not None else ())
+        held_by = [
+            [row_at[each] for each in holder.addresses if each in row_at and row_at[each] not in of_idle]
+            for holder in evidence.holders
+        ]
+        found = [
+            _of_holder(tape, holder, held, evidence) for holder, held in zip(evidence.holders, held_by, strict=True)
+        ]
+        own = [
+            {row for row in held if int(tape.address[row]) not in holder.in_graph}
+            for holder, held in zip(evidence.holders, held_by, strict=True)
+        ]
+        groups += _given_back(tape, found, held_by, own)
+        for holder in evidence.in_use:
+            groups.append(
+                _growing_in_use(tape, holder.name, [row_at[each] for each in holder.addresses & row_at.keys()])
+            )
+        groups.append(idle)
+        if evidence.evaluating and idle is None:
+            groups.append(_no_backward(tape, rows))
+    groups += [_stale_gradients(tape, rows[~np.isin(rows, list(of_idle))]), _cast_weights(tape, rows)]
+    if not any(group is not None and group.what in _GROWING for group in groups):
+        growing = _growing(tape, rows, evidence.graph if evidence is not None else frozenset())
+        if growing is not None and evidence is not None:
+            growing = _with_holder(tape, growing, evidence, held_by)
+        groups.append(growing)
+    return sorted(filter(None, groups), key=lambda group: (group.what is not What.NO_BACKWARD, -group.size))
+
+
+def _group(tape: Tape, what: What, holder: str, rows: list[int] | Rows) -> Held | None:
+    numbers = [int(row) for row in rows]
+    if not numbers:
+        return None
+    places = Counter((int(tape.op[row]), int(tape.module[row]), int(tape.stack[row])) for row in numbers)
+    count = max(places.values())
+    size = bytes_of(tape, numbers)
+    largest = max(numbers, key=lambda row: int(tape.size[row]))
+    found = where(tape, largest)
+    return Held(what, holder, tuple(numbers), size, count, size // count, found["layer"] or "", found["line"] or "")
+
+
+def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) -> Held | None:
+    """Return the group of a variable, None if the memory is needed."""
+    if evidence.evaluating:
+        # What graphs keep belongs to `What.NO_BACKWARD`, whichever variable they hang on.
+        rows = [row for row in rows if int(tape.address[row]) not in holder.in_graph]
+    if not rows:
+        return None
+    computed = [row for row in rows if _is_computed(tape, row) or int(tape.address[row]) in holder.in_graph]
+    has_graph = any(int(tape.address[row]) in holder.in_graph for row in rows)
+    if holder.use is Use.OUTPUT:
+        return _group(tape, What.OUTPUT, holder.name, rows)
+    if holder.use is Use.LAST_ERROR:
+        return _group(tape, What.LAST_ERROR, holder.name, rows)
+    # What has got memory from this cell is in use in it, such as the list of a hook.
+    if holder.use is Use.OTHER_CELL and (tape.action[rows] == Action.PREEXISTING).all():
+        return _group(tape, What.OTHER_CELL, holder.name, rows)
+    several, passes = _of_several_passes(tape, rows) if holder.is_container else ([], 0)
+    computed = sorted({*computed, *several})
+    found = _group(tape, What.GROWS, holder.name, computed)
+    # One call may make several blocks at one place, such as the copies of query, key and value.
+    grows = found is not None and found.blocks >= _ALIKE and _is_most(tape, found, _of_several_calls(tape, computed))
+    direct = [row for row in rows if int(tape.address[row]) not in holder.in_graph]
+    is_loss = bool(np.all(tape.size[direct] <= _SCALAR))
+    if grows and found is not None and (holder.is_container or has_graph):
+        if several == computed:
+            # One call may keep several blocks of a place, such as a copy of all weights.
+            found = found._replace(blocks=passes, each=found.size // passes)
+        in_need = has_graph and holder.name.partition(".")[0] in evidence.before_backward
+        # Derivatives on the way of a step, such as those of meta-learning, leave the graphs to its backward pass.
+        in_graph = [row for row in found.rows if int(tape.address[row]) in holder.in_graph]
+        of_step = [row for row in in_graph if tape.step[row] == tape.step[-1]]
+        waits = not evidence.retains_graph and _is_most(tape, found, of_step)
+        if not in_need or (_went_backward(tape, [min(computed)]) and not waits):
+            return found
+        # Other values than losses, such as those that a loss compares, are needed together.
+        return found._replace(what=What.SUMMED_GRAPHS) if is_loss else None
+    alone = holder.use is Use.DEAD or is_loss
+    # Of another value than a loss, no backward pass can begin there.
+    is_old_value = holder.use is Use.DEAD and not is_loss
+    if has_graph and not is_old_value and _is_earlier_pass(tape, computed, alone):
+        waits = holder.use is Use.LATER and is_loss and not holder.is_container
+        if evidence.retains_graph and _went_backward(tape, computed):
+            what = What.RETAINED_GRAPH
+        elif waits and holder.name in evidence.before_backward:
+            what = What.JOINT_LOSS
+        else:
+            what = What.EARLIER_GRAPH
+        graph = _group(tape, what, holder.name, computed)
+        return graph._replace(is_container=holder.is_container) if graph is not None else None
+    return _group(tape, What.OLD_VALUE, holder.name, rows) if holder.use is Use.DEAD else None
+
+
+LAST_ERROR = "sys.last_exc"
+"""Name of the holder of an earlier error."""
+_GROWING = (What.GROWS, What.SUMMED_GRAPHS)
+_ALONE = (What.OLD_VALUE, What.OUTPUT, What.LAST_ERROR, What.OTHER_CELL)
+
+
+def _given_back(tape: Tape, groups: list[Held | None], held_by: list[list[int]], own: list[set[int]]) -> list[Held]:
+    """Return the groups of holders, with the blocks that come back when their variables are deleted.
+
+    Variables that hold the same blocks for the same reason are one group: one alone gives nothing back. `own` are the
+    blocks of each holder that no graph keeps for it.
+    """
+    result: list[Held] = []
+    own_of: dict[str, set[int]] = {}
+    for group, itself in zip(groups, own, strict=True):
+        if group is None:
+            continue
+        if group.what in _GROWING and (first := _kept_too(tape, group, itself, result, own_of)) is not None:
+            own_of[first.holder] |= itself
+            result[result.index(first)] = first._replace(holder=f"{first.holder}, {group.holder}")
+            own_of[f"{first.holder}, {group.holder}"] = own_of[first.holder]
+            continue
+        own_of[group.holder] = itself
+        rows, name = set(group.rows), group.holder
+        if group.what in _ALONE:
+            for other, held in zip(groups, held_by, strict=True):
+                if other is not None and other.what is What.LAST_ERROR and group.what is not What.LAST_ERROR:
+                    # The frames of the error are freed too: together they give these back.
+                    name = f"{name}, {LAST_ERROR}" if rows & set(held) else name
+                elif other is None or other.what is not group.what:
+                    rows.difference_update(held)
+        if group.what in _GROWING and any(each.what is group.what and rows <= set(each.rows) for each in result):
+            continue
+        same = next((each for each in result if each.what is group.what and rows & set(each.rows)), None)
+        if same is not None and group.what not in _GROWING:
+            result.remove(same)
+            rows |= set(same.rows)
+            name = ", ".join(dict.fromkeys([*same.holder.split(", "), *name.split(", ")]))
+        is_same = rows == set(group.rows)
+        found = group._replace(holder=name) if is_same else _group(tape, group.what, name, sorted(rows))
+        if found is not None:
+            result.append(found._replace(is_container=group.is_container))
+    return result
+
+
+def _kept_too(tape: Tape, group: Held, own: set[int], groups: list[Held], own_of: dict[str, set[int]]) -> Held | None:
+    """Return the group most of whose blocks another value keeps as well, such as a list of losses beside their sum.
+
+    A second name of the same list is none: both hold the same blocks themselves.
+    """
+    rows = set(group.rows)
+    for each in groups:
+        shared = [row for row in each.rows if row in rows]
+        if each.what is group.what and _is_most(tape, each, shared) and own.isdisjoint(own_of[each.holder]):
+            return each
+    return None
+
+
+def _is_computed(tape: Tape, row: int) -> bool:
+    """Return whether a block was made by a forward or backward pass, and is no part of the model."""
+    if tape.category[row] in _LASTING:
+        return False
+    return tape.phase[row] in (Phase.FORWARD, Phase.BACKWARD) or tape.module[row] >= 0
+
+
+def _is_earlier_pass(tape: Tape, rows: list[int], alone: bool) -> bool:
+    """Return whether the failing call goes through the place of a block once more: it makes the same graph again.
+
+    A graph that is `alone`, such as that of a loss, is one too if the call goes through the same layers from another
+    line: other values may be needed together, as those of two images that are compared.
+    """
+    rows = [row for row in rows if tape.category[row] not in _LASTING]
+    if not rows:
+        return False
+    last = max(rows)
+    if tape.step[-1] > tape.step[last]:
+        return True
+    places = _places(tape)
+    after = last + 1 + np.flatnonzero((places[last + 1 :] != places[last]) & (places[last + 1 :] >= 0))
+    # One call may make several blocks, such as values and indices.
+    after = np.arange(after[0], len(tape)) if len(after) else after
+    if np.any(np.isin(places[after], places[rows])):
+        return True
+    layers = {(int(tape.op[row]), int(tape.module[row])) for row in rows if tape.module[row] >= 0}
+    again = zip(tape.op[after].tolist(), tape.module[after].tolist(), strict=True)
+    return alone and not layers.isdisjoint(again)
+
+
+def _of_several_passes(tape: Tape, rows: list[int]) -> tuple[list[int], int]:
+    """Return the blocks of places to which at least `_ALIKE` forward passes of a model have led, and the passes."""
+    is_forward = tape.phase == Phase.FORWARD
+    passes = np.cumsum(is_forward & ~np.concatenate([[False], is_forward[:-1]]))
+    places = _places(tape)
+    kept: dict[int, list[int]] = {}
+    for row in rows:
+        if tape.category[row] not in _OF_TRAINING and tape.action[row] == Action.ALLOC:
+            kept.setdefault(int(places[row]), []).append(row)
+    found = sorted(row for same in kept.values() if len({int(passes[row]) for row in same}) >= _ALIKE for row in same)
+    return found, len({int(passes[row]) for row in found})
+
+
+def _places(tape: Tape) -> NDArray[np.int64]:
+    """Return one number for op, layer and stack of each request, -1 for other rows."""
+    names, stacks = len(tape.modules) + 1, len(tape.stacks) + 1
+    numbers = ((tape.op + 1).astype(np.int64) * names + tape.module + 1) * stacks + tape.stack + 1
+    return np.where(np.isin(tape.action, (Action.ALLOC, Action.OOM)), numbers, -1)
+
+
+def _went_backward(tape: Tape, rows: list[int]) -> bool:
+    """Return whether a backward pass ran after the blocks were made."""
+    after = slice(max(rows), len(tape))
+    return bool(np.any(tape.phase[after] == Phase.BACKWARD))
+
+
+def _stale_gradients(tape: Tape, rows: Rows) -> Held | None:
+    last = len(tape) - 1
+    if tape.phase[last] != Phase.FORWARD:
+        return None
+    step = int(tape.step[last])
+    stale = rows[(tape.category[rows] == Category.GRADIENT) & (tape.step[rows] < step) & (tape.step[rows] > 0)]
+    return _group(tape, What.STALE_GRADIENTS, "", stale)
+
+
+def _cast_weights(tape: Tape, rows: Rows) -> Held | None:
+    """Return the copies of weights that autocast made without gradients: no backward pass needs them."""
+    weights = {
+        (int(tape.module[row]), shape_of(text))
+        for row in rows[tape.category[rows] == Category.PARAMETER]
+        if (text := _text(tape, row)) and dtype_of(text) == "float32"
+    }
+    copies = [
+        int(row)
+        for row in rows[tape.category[rows] == Category.TEMPORARY]
+        if (text := _text(tape, row))
+        and dtype_of(text) in ("float16", "bfloat16")
+        and (int(tape.module[row]), shape_of(text)) in weights
+        and tape.op[row] >= 0
+        and tape.ops[tape.op[row]].endswith("_to_copy")
+    ]
+    # Those of the running layer are in use.
+    module = int(tape.module[-1])
+    return _group(tape, What.CAST_WEIGHTS, "", [row for row in copies if tape.module[row] != module])
+
+
+def _text(tape: Tape, row: int) -> str:
+    return tape.tensor_texts[tape.tensor[row]] if tape.tensor[row] >= 0 else ""
+
+
+def _no_backward(tape: Tape, rows: Rows) -> Held | None:
+    """Return the activations of a model that evaluates, but for the inputs of the failing call."""
+    kept = rows[(tape.category[rows] == Category.ACTIVATION) & ~np.isin(tape.action[rows], (Action.PREEXISTING,))]
+    # Without a graph the op itself still reads what the one before it wrote.
+    return _group(tape, What.NO_BACKWARD, "", kept[:-1])
+
+
+def _no_update(tape: Tape, evidence: Evidence, row_at: dict[int, int]) -> Held | None:
+    """Return what a model without an optimizer keeps for its gradients, and these."""
+    if evidence.no_update is None:
+        return None
+    rows = [row_at[each] for each in evidence.no_update.addresses if each in row_at]
+    kept = [row for row in rows if tape.category[row] not in _LASTING or tape.category[row] == Category.GRADIENT]
+    return _group(tape, What.NO_UPDATE, evidence.no_update.name, sorted(kept))
+
+
+def _growing_in_use(tape: Tape, name: str, rows: list[int]) -> Held | None:
+    """Return what a container that is in use has kept of several earlier backward passes, such as a hook's list."""
+    found = _of_earlier_passes(tape, rows)
+    group = _group(tape, What.GROWS, name, found)
+    # One call may keep several blocks of a place, such as a mean and a deviation.
+    count = len(set(_backward_passes(tape)[found].tolist()))
+    return group and group._replace(blocks=count, each=group.size // count)
+
+
+def _backward_passes(tape: Tape) -> NDArray[np.int64]:
+    """Return for each row the number of backward passes that have ended before it."""
+    is_backward = tape.phase == Phase.BACKWARD
+    return np.concatenate([[0], np.cumsum(is_backward[:-1] & ~is_backward[1:])])
+
+
+def _of_earlier_passes(tape: Tape, rows: list[int]) -> list[int]:
+    """Return the blocks of places of which at least `_ALIKE` backward passes, the last included, have left some."""
+    passes, places = _backward_passes(tape), _places(tape)
+    kept: dict[int, list[int]] = {}
+    for row in rows:
+        if passes[row] < passes[-1] and _is_computed(tape, row):
+            kept.setdefault(int(places[row]), []).append(row)
+    result: list[int] = []
+    for same in kept.values():
+        of_passes = {int(passes[row]) for row in same}
+        if len(of_passes) >= _ALIKE and max(of_passes) == passes[-1] - 1:
+            result += same
+    return sorted(result)
+
+
+def _growing(tape: Tape, rows: Rows, graph: frozenset[int]) -> Held | None:
+    """Return the blocks of earlier steps at the places whose memory grows from step to step, by the tape alone.
+
+    `graph` are the addresses that only the graph of the failing step keeps.
+    """
+    by_step = _growing_by_step(tape, rows)
+    if by_step is None and (long := _long_graph(tape, rows, graph)) is not None:
+        return long
+    group = by_step or _group(tape, What.GROWS, "", _of_earlier_passes(tape, rows.tolist()))
+    if group is None or not _is_most(tape, group, [row for row in group.rows if int(tape.address[row]) in graph]):
+        return group
+    # A step may take derivatives several times on its way: it has a long graph only if steps have ended on that way.
+    return group._replace(what=What.LONG_GRAPH) if by_step is not None else None
+
+
+def _long_graph(tape: Tape, rows: Rows, graph: frozenset[int]) -> Held | None:
+    """Return what the graph of the failing step keeps of several earlier steps: growth may not be measured yet."""
+    earlier = (tape.step[rows] > 0) & (tape.step[rows] < tape.step[-1])
+    back = [row for row in rows[earlier].tolist() if int(tape.address[row]) in graph and _is_computed(tape, row)]
+    steps = len({int(tape.step[row]) for row in back})
+    group = _group(tape, What.LONG_GRAPH, "", back) if steps > 1 else None
+    return group and group._replace(blocks=steps, each=group.size // steps)
+
+
+def _of_several_calls(tape: Tape, rows: list[int]) -> list[int]:
+    """Return the blocks of places at which at least `_ALIKE` of the blocks were made."""
+    places = _places(tape)
+    count = Counter(int(places[row]) for row in rows)
+    return [row for row in rows if count[int(places[row])] >= _ALIKE]
+
+
+def _is_most(tape: Tape, group: Held, rows: list[int]) -> bool:
+    return 2 * bytes_of(tape, rows) > group.size
+
+
+def _with_holder(tape: Tape, group: Held, evidence: Evidence, held_by: list[list[int]]) -> Held:
+    """Return a group with the name of the variable that keeps most of it, if there is one."""
+    for holder, rows in zip(evidence.holders, held_by, strict=True):
+        if _is_most(tape, group, [row for row in rows if row in group.rows]):
+            return group._replace(holder=holder.name)
+    return group
+
+
+def _growing_by_step(tape: Tape, rows: Rows) -> Held | None:
+    found = leak(tape)
+    if found is None:
+        return None
+    line = user_line(tape.stacks[tape.stack[found.row]]) if tape.stack[found.row] >= 0 else ""
+    lines = np.array([*(user_line(stack) == line for stack in tape.stacks), not line])
+    same = rows[
+        (tape.module[rows] == tape.module[found.row])
+        & lines[tape.stack[rows]]
+        & (tape.step[rows] > 0)
+        & (tape.step[rows] < tape.step[-1])
+    ]
+    group = _group(tape, What.GROWS, "", [row for row in same.tolist() if tape.category[row] not in _LASTING])
+    return group._replace(each=found.bytes_per_step) if group is not None else None

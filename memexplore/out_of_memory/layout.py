@@ -1,0 +1,140 @@
+"""The failure of a run that was not recorded: what the allocator holds now, as a tape that ends with the request.
+
+In: the error. Out: a tape with the present blocks, on a real GPU with its history where somebody records it, else with
+the layout alone; categories and layers are those of the modules and optimizers that are alive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from memexplore import snapshot
+from memexplore.analysis.curves import lifetimes
+from memexplore.out_of_memory.evidence_types import Evidence
+from memexplore.out_of_memory.failure import with_failure
+from memexplore.out_of_memory.reach import address_of
+from memexplore.recorder import cuda, tape_builder
+from memexplore.recorder.allocator_history import lasting, since
+from memexplore.recorder.earlier_blocks import Untouched, classified, earlier
+from memexplore.recorder.recorder import Recorder
+from memexplore.recorder.recording import predicted, versions
+from memexplore.snapshot.history import tape_of
+from memexplore.tape import Action, Category, Tape
+from memexplore.tape.allocator_settings import LARGE_SEGMENT
+from memexplore.torch_internals.cuda import DUMP_SNAPSHOT
+from memexplore.torch_internals.tensors import gradient_of
+from memexplore.virtual_gpu.device import active
+from memexplore.virtual_gpu.tensors.live_storages import live_storages
+
+
+def present(evidence: Evidence) -> Tape | None:
+    """Return what is allocated now on the GPU of an error, ending with its request; None without a GPU."""
+    device = active()
+    if device is not None:
+        recorder = Recorder(live_storages)
+        with device.watch(recorder):
+            pass
+        tape = tape_builder.build(recorder, predicted(device))
+    elif torch.cuda.is_available():
+        tape = _of_real_gpu(torch.device("cuda", evidence.message.device or 0))
+    else:
+        return None
+    return _ended(_with_owners(tape), evidence)
+
+
+def _ended(tape: Tape, evidence: Evidence) -> Tape:
+    """Return a tape that ends with the request of an error: where its history has the request, else now."""
+    failed = np.flatnonzero(tape.action == Action.OOM)
+    message = evidence.message
+    size = int(tape.size[failed[-1]]) if len(failed) else 0
+    # The text has the bytes of the segment, rounded to three digits, and the history those of the request.
+    requested = message.requested
+    if not size or requested is None or abs(size - requested) > max(requested // 100, LARGE_SEGMENT):
+        return with_failure(tape[tape.action != Action.OOM], evidence)
+    last, before = int(failed[-1]), tape[: failed[-1]]
+    exact = evidence._replace(message=message._replace(requested=size))
+    ended = with_failure(before[before.action != Action.OOM], exact)
+    stack = ended.stack.copy()
+    if tape.stack[last] >= 0:
+        stack[-1] = tape.stack[last]
+    return ended.replace(stack=stack, meta=ended.meta._replace(notes=tape.meta.notes))
+
+
+def _of_real_gpu(device: torch.device) -> Tape:
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "present.pickle")
+        DUMP_SNAPSHOT.value(path)
+        devices = {each.device: each for each in snapshot.read(path)}
+    meta = cuda.meta(device, versions(torch.__version__))
+    recorded = devices.get(device.index or 0)
+    if recorded is None:
+        return Tape.from_columns({}, meta=meta)
+    tape = tape_of(since(recorded, lasting.since_us) if lasting.is_on else recorded).replace(meta=meta)
+    # What the history infers of older blocks is worse than what this process knows of them.
+    older = np.flatnonzero(tape.action == Action.PREEXISTING)
+    return classified(tape, older, earlier(device, Untouched.KEPT))
+
+
+def _with_owners(tape: Tape) -> Tape:
+    """Return a tape whose blocks have the categories that the modules and optimizers that are alive give them."""
+    owners = dict(_owners())
+    life = lifetimes(tape)
+    rows = life.born[life.requested == len(tape)]
+    category, module = tape.category.copy(), tape.module.copy()
+    names = {name: number for number, name in enumerate(tape.modules)}
+    for row in rows.tolist():
+        kind, name = owners.get(int(tape.address[row]), (None, ""))
+        if kind is not None:
+            category[row] = kind
+            if name:
+                module[row] = names.setdefault(name, len(names))
+    columns = {name: getattr(tape, name) for name in ("time", "action", "address", "size", "stream", "phase", "step")}
+    columns |= {name: getattr(tape, name) for name in ("op", "stack", "tensor")}
+    classes = [*tape.classes, *("" for _ in range(len(names) - len(tape.modules)))] if tape.classes else []
+    return tape.with_rows(columns | {"category": category, "module": module}, modules=list(names), classes=classes)
+
+
+def _owners() -> Iterator[tuple[int, tuple[Category, str]]]:
+    """Yield address, category and layer of weights, buffers, gradients and optimizer states."""
+    # The list of all objects must not have itself among its elements.
+    found = [each for each in gc.get_objects() if _is(each, torch.nn.Module) or _is(each, torch.optim.Optimizer)]
+    inner = {id(child) for each in found if _is(each, torch.nn.Module) for child in each.children()}
+    for each in found:
+        with contextlib.suppress(Exception):  # such as a module that a library replaced while it was walked
+            if _is(each, torch.nn.Module):
+                if id(each) not in inner:
+                    yield from _of_model(each)
+            else:
+                yield from _of_optimizer(each)
+
+
+def _is(value: Any, kind: type) -> bool:
+    # `isinstance` asks proxies, such as weakref's, for their class.
+    return issubclass(type(value), kind)
+
+
+def _of_model(model: torch.nn.Module) -> Iterator[tuple[int, tuple[Category, str]]]:
+    for name, module in model.named_modules():
+        layer = name or type(model).__name__
+        for weight in module.parameters(recurse=False):
+            yield address_of(weight)[0], (Category.PARAMETER, layer)
+            gradient = gradient_of(weight)
+            if gradient is not None:
+                yield address_of(gradient)[0], (Category.GRADIENT, layer)
+        for buffer in module.buffers(recurse=False):
+            yield address_of(buffer)[0], (Category.BUFFER, layer)
+
+
+def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, tuple[Category, str]]]:
+    for state in list(optimizer.state.values()):
+        for value in list(state.values()) if isinstance(state, dict) else ():
+            if isinstance(value, torch.Tensor):
+                yield address_of(value)[0], (Category.OPTIMIZER_STATE, "")

@@ -1,0 +1,273 @@
+"""What lowers the need of a step that asks for too much memory: a tape and the evidence go in, suggestions come out."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memexplore.analysis.curves import Rows, block_bytes
+from memexplore.analysis.levers import is_short, recomputes
+from memexplore.analysis.places import place
+from memexplore.analysis.tables import user_line
+from memexplore.out_of_memory import concatenated
+from memexplore.out_of_memory.concatenated import ALIKE, OF_DATA, OF_LAYER
+from memexplore.out_of_memory.counterfactual import alive, fits_without
+from memexplore.out_of_memory.evidence_types import Evidence, State
+from memexplore.out_of_memory.suggestion import Suggestion
+from memexplore.tape import Action, Category, Phase, Tape
+from memexplore.text.tensor_text import shape_of
+
+_DOMINATES = 0.75
+"""Share of the allocated bytes from which one layer is named."""
+_LITTLE = 0.05
+"""Share of the allocated bytes from which the weights of models that are not trained are named."""
+_WORTH = 0.01
+"""Share of the allocated bytes below which what a change concerns is not worth it, if another change concerns more."""
+_WAITING = 0.5
+"""Share of the allocated bytes from which inputs that wait on the GPU are named."""
+
+
+def of_need(tape: Tape, evidence: Evidence | None) -> list[Suggestion]:
+    """Return what lowers the need of a step, the largest part of it first."""
+    rows, last = alive(tape), len(tape) - 1
+    sizes = block_bytes(tape)[rows]
+    foreach = _foreach(tape, rows)
+    less = _less_of_model(tape, rows, evidence.state if evidence is not None else State.UNKNOWN)
+    updates = tape.phase[last] == Phase.OPTIMIZER
+    result = [each for each in (foreach, less if updates and foreach is None else None) if each is not None]
+    layer = _dominating(tape, rows, sizes)
+    longer = concatenated.again(tape)
+    whole = [longer] if longer is not None else concatenated.at_last(tape, rows, evidence)
+    result[:0] = filter(None, (_waiting_inputs(tape, rows, sizes), layer))
+    of_batch = _of_batch(tape, rows)
+    smaller = (
+        _PARTS_OF_DATA if _computes_only(tape) else _RESULTS if _evaluates(tape, rows) else _smaller_batch(tape, rows)
+    )
+    idle = _of_untrained(tape, rows, evidence)
+    of_model = int(sizes[np.isin(tape.category[rows], (*OF_LAYER, Category.BUFFER))].sum())
+    # Parts of a whole are as much with smaller batches, only more of them.
+    by_size = [
+        (0 if idle is None else 2 * idle.frees, idle),
+        (of_batch + int(tape.size[last]) * (not updates), None if whole else smaller),
+        (of_model - (0 if idle is None else 2 * idle.frees), less),
+    ]
+    of_size = [(size, each) for size, each in sorted(by_size, key=lambda item: -item[0]) if size and each is not None]
+    least = _WORTH * (sizes.sum() + int(tape.size[last]))
+    worth = [each for size, each in of_size if size >= least]
+    if not (worth or result or whole):
+        worth = [each for _, each in of_size]
+    result += [each for each in worth if each not in result]
+    joint = [_EACH_LOSS] if evidence is not None and evidence.losses > 1 and _is_of_several_passes(tape) else []
+    return [*whole, *joint, *result]
+
+
+def _of_untrained(tape: Tape, rows: Rows, evidence: Evidence | None) -> Suggestion | None:
+    """Return the suggestion for the weights of models that are not trained, if they are not little."""
+    found = evidence.untrained if evidence is not None else None
+    if found is None:
+        return None
+    sizes = block_bytes(tape)[rows]
+    size = int(sizes[np.isin(tape.address[rows], list(found.addresses))].sum())
+    if size < _LITTLE * sizes.sum():
+        return None
+    names = found.name.replace(", ", "`, `")
+    whose = f"of `{names}`, which no optimizer trains," if names else "of models that no optimizer trains"
+    text = f"Keep the weights {whose} in 16 bits, unless the program changes them itself, as for a moving average."
+    each = 'with torch.autocast("cuda", torch.bfloat16): around its call'
+    code = f"{found.name}.to(torch.bfloat16)  # and {each}"
+    if not names or ", " in found.name:
+        models = f"({found.name})" if names else "models"
+        code = f"for each in {models}:\n    each.to(torch.bfloat16)  # and {each}"
+    return Suggestion(text, code, size // 2, False)
+
+
+def _of_batch(tape: Tape, rows: Rows) -> int:
+    kinds = (Category.ACTIVATION, Category.TEMPORARY, Category.INPUT)
+    return int(block_bytes(tape)[rows][np.isin(tape.category[rows], kinds)].sum())
+
+
+def _is_of_several_passes(tape: Tape) -> bool:
+    """Return whether most of what the layers have made for backward in the failed step was made more than once.
+
+    A forward pass that fails makes again what one before it has made.
+    """
+    made = (tape.step == tape.step[-1]) & (tape.phase == Phase.FORWARD) & (tape.action == Action.ALLOC)
+    rows = np.flatnonzero(made & (tape.category == Category.ACTIVATION) & (tape.module >= 0))
+    if tape.phase[-1] == Phase.FORWARD:
+        return bool(np.any((tape.op[rows] == tape.op[-1]) & (tape.module[rows] == tape.module[-1])))
+    places = np.stack((tape.op[rows], tape.module[rows]))
+    _, place, count = np.unique(places, axis=1, return_inverse=True, return_counts=True)
+    sizes = tape.size[rows]
+    return bool(2 * sizes[count[place.reshape(-1)] > 1].sum() > sizes.sum())
+
+
+_EACH_LOSS = Suggestion(
+    "Call backward on each loss instead of once on their sum: gradients add up from zero_grad on, and each graph is "
+    "freed before the next forward pass.",
+    "loss.backward()  # for each loss, as soon as it is computed",
+    0,
+    False,
+)
+_RESULTS = Suggestion(
+    "Take a smaller batch, keep results on the CPU, or run the model in 16 bits.",
+    "results.append(output.cpu())",
+    0,
+    False,
+)
+_PARTS_OF_DATA = Suggestion(
+    "Make the tensors smaller, such as by going through the data in parts, or keep the numbers in 16 bits.",
+    "for part in data.split(rows): ...",
+    0,
+    False,
+)
+
+
+def _less_of_model(tape: Tape, rows: Rows, state: State) -> Suggestion | None:
+    """Return the suggestion for weights, gradients and states: what lowers them and is not in use in the run."""
+    is_long = not is_short(tape, rows, Category.PARAMETER)
+    if _evaluates(tape, rows):
+        return Suggestion("Keep the weights in 16 bits.", _IN_16_BITS, 0, False) if is_long else None
+    if (tape.category == Category.OPTIMIZER_STATE).any() or tape.phase[-1] == Phase.OPTIMIZER:
+        state = State.KEPT
+    elif tape.step[-1] > 1:
+        # An optimizer has made a step without state, as SGD without momentum does.
+        state = State.NONE
+    if state is State.KEPT:
+        text = "Use an optimizer with less state, such as SGD, Adafactor or 8-bit AdamW"
+        code = "torch.optim.SGD(model.parameters(), lr=lr)"
+        return Suggestion(f"{text}, or weights in 16 bits." if is_long else f"{text}.", code, 0, False)
+    fewer = "train fewer of them: freeze layers, or add LoRA to them"
+    if state is State.UNKNOWN:
+        fewer = f"{fewer}. An optimizer with less state lowers what the first update adds"
+    if is_long:
+        return Suggestion(f"Keep the weights in 16 bits, or {fewer}.", _IN_16_BITS, 0, False)
+    text = fewer.replace("fewer of them", "fewer weights")
+    return Suggestion(f"{text[0].upper()}{text[1:]}.", "layer.requires_grad_(False)", 0, False)
+
+
+_IN_16_BITS = "model.to(torch.bfloat16)"
+
+
+def _smaller_batch(tape: Tape, rows: Rows) -> Suggestion:
+    """Return the suggestion for tensors of the batch: what lowers them and is not in use in the run."""
+    ways = ["take a smaller batch or micro-batches"]
+    if not recomputes(tape):
+        ways.append("checkpoint the activations")
+    if not is_short(tape, rows, Category.ACTIVATION):
+        ways.append("train in mixed precision")
+    text = f"{', '.join(ways[:-1])}{',' * (len(ways) > 2)} or {ways[-1]}" if len(ways) > 1 else ways[0]
+    return Suggestion(f"{text[0].upper()}{text[1:]}.", "", 0, False)
+
+
+def _waiting_inputs(tape: Tape, rows: Rows, sizes: Rows) -> Suggestion | None:
+    """Return the suggestion for data of which the most waits on the GPU to be used: several tensors of one line."""
+    outside = (tape.module[rows] < 0) & (tape.phase[rows] == Phase.OTHER)
+    copied = np.array([*(op in OF_DATA for op in tape.ops), False])[tape.op[rows]]
+    chosen, bytes_chosen = rows[outside & copied], sizes[outside & copied]
+    if not len(chosen):
+        return None
+    lines, of_line = np.unique(tape.stack[chosen], return_inverse=True)
+    totals = np.bincount(of_line, weights=bytes_chosen)
+    largest = int(np.argmax(totals))
+    waiting = bytes_chosen[of_line == largest]
+    if waiting.sum() < _WAITING * sizes.sum() or lines[largest] < 0:
+        return None
+    line = place(user_line(tape.stacks[lines[largest]])).text
+    if len(waiting) >= ALIKE:
+        text = f"Keep the data on the CPU, and move each batch when it is used: {len(waiting)} tensors of {line} wait."
+        return Suggestion(text, "for batch in batches: batch = batch.cuda()", int(waiting.sum() - waiting.max()), False)
+    whole = int(chosen[of_line == largest][np.argmax(waiting)])
+    if not _is_used_in_parts(tape, rows, whole):
+        return None
+    text = f"Keep the data on the CPU, and move each batch when it is used: the tensor of {line} has all of it."
+    return Suggestion(text, "batch = data[first:last].cuda()", int(waiting.max()), False)
+
+
+def _is_used_in_parts(tape: Tape, rows: Rows, whole: int) -> bool:
+    """Return whether what the layers have made has fewer rows than a tensor of data, so that they see a part of it."""
+    made = rows[(tape.module[rows] >= 0) & np.isin(tape.category[rows], (Category.ACTIVATION, Category.TEMPORARY))]
+    texts = [tape.tensor_texts[number] for number in tape.tensor[[whole, *made]] if number >= 0]
+    firsts = [shape[0] for text in texts if (shape := shape_of(text))]
+    return len(firsts) > 1 and max(firsts[1:]) < firsts[0]
+
+
+def _computes_only(tape: Tape) -> bool:
+    """Return whether a program calls no model and takes no derivatives."""
+    return bool((tape.phase == Phase.OTHER).all() and not np.isin(tape.category, _OF_TRAINING).any())
+
+
+_OF_TRAINING = (Category.PARAMETER, Category.ACTIVATION, Category.GRADIENT, Category.OPTIMIZER_STATE)
+
+
+def _evaluates(tape: Tape, rows: Rows) -> bool:
+    """Return whether a forward pass, or what comes after it, keeps nothing for a backward pass: `torch.no_grad()`."""
+    last = len(tape) - 1
+    made = rows[(tape.step[rows] == tape.step[last]) & (tape.phase[rows] == Phase.FORWARD) & (rows < last)]
+    went_backward = np.any((tape.step == tape.step[last]) & (tape.phase == Phase.BACKWARD))
+    return bool(
+        (tape.phase[last] == Phase.FORWARD or (tape.phase[last] == Phase.OTHER and not went_backward))
+        and (tape.category[_of_ended_calls(tape, made)] == Category.TEMPORARY).any()
+        and not (tape.category[made] == Category.ACTIVATION).any()
+    )
+
+
+def _of_ended_calls(tape: Tape, rows: Rows) -> Rows:
+    """Return the rows of calls that have ended: what a call makes is an activation only when its module has ended."""
+    last = len(tape) - 1
+    same = (tape.op == tape.op[last]) & (tape.module == tape.module[last]) & (tape.action == Action.ALLOC)
+    before = int(np.flatnonzero(same)[-1]) if same.any() else -1
+    name = tape.modules[tape.module[last]] if tape.module[last] >= 0 else ""
+    running = [number for number, each in enumerate(tape.modules) if name == each or name.startswith(f"{each}.")]
+    # The outermost module has the name of its class.
+    running += [number for number, each in enumerate(tape.classes) if tape.modules[number].partition("#")[0] == each]
+    return rows[~np.isin(tape.module[rows], running) | (rows <= before)]
+
+
+def _foreach(tape: Tape, rows: Rows) -> Suggestion | None:
+    """Return the suggestion for an optimizer that updates all weights at once, None for another failure."""
+    last = len(tape) - 1
+    if tape.phase[last] != Phase.OPTIMIZER:
+        return None
+    is_foreach = np.array([*("_foreach_" in op for op in tape.ops), False])
+    chosen = rows[
+        is_foreach[tape.op[rows]]
+        & (tape.phase[rows] == Phase.OPTIMIZER)
+        & (tape.step[rows] == tape.step[last])
+        & (tape.category[rows] == Category.TEMPORARY)
+    ]
+    if not (is_foreach[tape.op[last]] or len(chosen)):
+        return None
+    text = "Update one weight after the other: the temporaries of the foreach update take as much as all weights."
+    size = int(block_bytes(tape)[chosen].sum())
+    return Suggestion(
+        text, "optimizer = torch.optim.AdamW(..., foreach=False)", size, fits_without(tape, chosen.tolist())
+    )
+
+
+def _dominating(tape: Tape, rows: Rows, sizes: Rows) -> Suggestion | None:
+    """Return the suggestion for a layer whose weights, gradients and states are most of the memory."""
+    of_model = np.isin(tape.category[rows], OF_LAYER)
+    # A state that the failed step has begun to make has not outlived it.
+    of_model |= (tape.phase[rows] == Phase.OPTIMIZER) & (tape.category[rows] == Category.TEMPORARY)
+    modules = tape.module[rows][of_model]
+    if not len(modules) or not np.any(modules >= 0):
+        return None
+    totals = np.bincount(modules[modules >= 0], weights=sizes[of_model][modules >= 0])
+    largest = int(np.argmax(totals))
+    request = int(tape.size[-1]) * (tape.module[-1] == largest)
+    total, allocated = int(totals[largest]) + request, int(sizes.sum()) + int(tape.size[-1])
+    if total < _DOMINATES * allocated or np.count_nonzero(totals) < 2:
+        return None
+    name = tape.modules[largest]
+    share = total / allocated * 100
+    if "Embedding" in (tape.classes[largest] if tape.classes else ""):
+        text = (
+            f"Give the embedding {name} fewer rows or columns, or sparse gradients: its weights, gradients and "
+            f"optimizer state take {share:.0f} % of the memory."
+        )
+        code = "torch.nn.Embedding(rows, columns, sparse=True)  # with torch.optim.SparseAdam, or SGD"
+        return Suggestion(text, code, total, False)
+    text = (
+        f"Make the layer {name} smaller, such as by pooling its input: its weights, gradients and optimizer state "
+        f"take {share:.0f} % of the memory."
+    )
+    return Suggestion(text, "torch.nn.AdaptiveAvgPool2d(1)", total, False)

@@ -1,0 +1,171 @@
+"""What to change: a finding goes in, changes of the code come out, the one that cures the cause first."""
+
+from __future__ import annotations
+
+from memexplore.analysis.budget import is_limited_by_settings, limit_setter
+from memexplore.analysis.curves import block_bytes
+from memexplore.out_of_memory.cause import Cause, Finding
+from memexplore.out_of_memory.counterfactual import alive
+from memexplore.out_of_memory.evidence_types import Evidence
+from memexplore.out_of_memory.held import LAST_ERROR
+from memexplore.out_of_memory.held_types import Held, What
+from memexplore.out_of_memory.needs import of_need
+from memexplore.out_of_memory.processes import MOST_PROCESSES, named_processes
+from memexplore.out_of_memory.suggestion import Suggestion
+from memexplore.tape import Category, Tape
+from memexplore.text.units import size_text
+
+_LITTLE = 0.01
+"""Share of the allocated bytes below which what is held is not worth a change."""
+
+
+def suggestions(tape: Tape, found: Finding, evidence: Evidence | None) -> tuple[Suggestion, ...]:
+    """Return what to change, the change that cures the cause first."""
+    result: list[Suggestion] = []
+    if found.cause is Cause.FRAGMENTATION:
+        result += [_EXPANDABLE, *of_need(tape, evidence)]
+    if found.cause is Cause.ANOTHER_PROCESS:
+        result.append(_other_process(found))
+    cures = found.cause in (Cause.LEAK, Cause.HELD)
+    least = _LITTLE * block_bytes(tape)[alive(tape)].sum()
+    groups = [each for number, each in enumerate(found.held) if each.size >= least or (cures and not number)]
+    result += [_of_group(tape, group)._replace(fits=cures and group.rows == found.held[0].rows) for group in groups]
+    if found.cause is Cause.TOO_MUCH:
+        result = [*of_need(tape, evidence), *result]
+        if found.fits_expandable:
+            result.append(_EXPANDABLE)
+    if found.fits_without_limit and found.cause is not Cause.LEAK:
+        result.insert(0 if found.cause is Cause.TOO_MUCH else len(result), _higher_limit(tape))
+    kept: dict[str, Suggestion] = {}
+    for each in result:
+        kept.setdefault(each.text, each)
+    return tuple(kept.values())
+
+
+_EXPANDABLE = Suggestion(
+    "Let segments grow, so that gaps between blocks are used: set this before torch is imported. What the rest of the "
+    "step needs is not part of the replay.",
+    'import os; os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"',
+    0,
+    True,
+)
+
+
+def _higher_limit(tape: Tape) -> Suggestion:
+    meta = tape.meta
+    free = size_text((meta.capacity_without_limit or 0) - (meta.capacity or 0))
+    text = (
+        f"Raise the limit of this process, which {limit_setter(meta)} sets: the GPU had {free} more. What the rest of "
+        "the step needs is not part of the replay."
+    )
+    code = "" if is_limited_by_settings(meta) else "torch.cuda.set_per_process_memory_fraction(1.0)"
+    return Suggestion(text, code, 0, True)
+
+
+def _other_process(found: Finding) -> Suggestion:
+    count, names = len(found.processes), named_processes(found.processes)
+    if count > MOST_PROCESSES:
+        who = f"some of the {count} other processes, the largest of which are {names},"
+    else:
+        who = f"process {names}" if count == 1 else f"the processes {names}" if names else "other processes"
+    return Suggestion(
+        f"End {who} on this GPU, or use another GPU: nvidia-smi lists the processes.", "", found.others, True
+    )
+
+
+def _of_group(tape: Tape, group: Held) -> Suggestion:
+    variables = ", ".join(each for each in group.holder.split(", ") if each != LAST_ERROR) or group.holder
+    if variables != group.holder:
+        alone = _of_group(tape, group._replace(holder=variables))
+        text = f"{alone.text} The frames of the earlier error hold it too: free both."
+        return alone._replace(text=text, code=f"%memoom free\n{alone.code}")
+    names = group.holder.replace(", ", "`, `")
+    loss = "loss" if group.is_container else group.holder.split(", ")[0]
+    text, code = {
+        What.GROWS: _of_growing(group),
+        What.SUMMED_GRAPHS: (
+            "Call backward on each loss instead of once on all of them: gradients add up, and each graph is freed. "
+            f"Keep numbers (`.item()`) in `{names}`.",
+            "loss.backward()  # in the loop, instead of one backward pass at its end",
+        ),
+        What.LONG_GRAPH: (
+            "Detach what a step takes over from the step before, such as a hidden state: its graph reaches back over "
+            "all of them.",
+            "hidden = hidden.detach()",
+        ),
+        What.EARLIER_GRAPH: (
+            f"Let go of the graph of `{names}` before the next forward pass: call backward on it first, or delete it.",
+            f"{loss}.backward()  # or: del {group.holder}",
+        ),
+        What.JOINT_LOSS: (
+            f"Call backward on `{names}`, times its weight, as soon as it is computed, and add only its value to the "
+            "sum: gradients add up from zero_grad on, and its graph is freed before the next forward pass.",
+            f"{loss}.backward(); {loss} = {loss}.detach()",
+        ),
+        What.RETAINED_GRAPH: (
+            f"Call backward without retain_graph=True, or delete `{names}` before the next forward pass.",
+            f"{loss}.backward()",
+        ),
+        What.STALE_GRADIENTS: (
+            "Set the gradients to None before the forward pass, not after it.",
+            "optimizer.zero_grad(set_to_none=True)",
+        ),
+        What.CAST_WEIGHTS: (
+            "Keep no copies of the weights: switch autocast's cache off, or load the model in 16 bits.",
+            'with torch.autocast("cuda", cache_enabled=False):\n    output = model(batch)',
+        ),
+        What.NO_BACKWARD: (
+            "Evaluate without a graph: no backward pass follows.",
+            "with torch.no_grad():\n    output = model(batch)",
+        ),
+        What.NO_UPDATE: _of_idle(group, names),
+        What.OLD_VALUE: (f"Delete `{names}` before this line: no later line reads it.", f"del {group.holder}"),
+        What.OUTPUT: (
+            f"Drop the notebook's output `{names}`, and end such a cell with a semicolon or assign its value.",
+            "%memoom free --out",
+        ),
+        What.LAST_ERROR: ("Free what the frames of the earlier error hold.", "%memoom free"),
+        What.OTHER_CELL: _of_other_cell(tape, group, names),
+    }[group.what]
+    return Suggestion(text, code, group.size, False)
+
+
+def _of_other_cell(tape: Tape, group: Held, names: str) -> tuple[str, str]:
+    holder = group.holder
+    optimizer = holder.removesuffix(".state")
+    if optimizer != holder and (tape.category[list(group.rows)] == Category.OPTIMIZER_STATE).all():
+        return (
+            f"This cell does not use `{holder}`: save and empty it, and load it before training goes on.",
+            f'torch.save({optimizer}.state_dict(), "{optimizer}.pt"); {holder}.clear()',
+        )
+    return f"Delete `{names}` if it is not used any more: this cell does not use it.", f"del {holder}"
+
+
+def _of_idle(group: Held, names: str) -> tuple[str, str]:
+    """Return the change for weights that no optimizer updates: frozen, a graph leads to them no longer."""
+    if not group.holder:
+        return (
+            "Freeze the weights that no optimizer updates, so that nothing is kept for their gradients.",
+            'updated = {id(weight) for group in optimizer.param_groups for weight in group["params"]}\n'
+            "for weight in model.parameters():\n"
+            "    weight.requires_grad_(id(weight) in updated)",
+        )
+    if ", " in group.holder:
+        text = f"No optimizer updates `{names}`: freeze their weights, so that nothing is kept for their gradients."
+        return text, f"for part in ({group.holder}):\n    part.requires_grad_(False)"
+    text = (
+        f"No optimizer updates `{names}`: call it under torch.no_grad(), or freeze its weights where a gradient has to "
+        "pass through it."
+    )
+    return text, f"{group.holder}.requires_grad_(False)  # or: with torch.no_grad(): around its call"
+
+
+def _of_growing(group: Held) -> tuple[str, str]:
+    name = group.holder.replace(", ", "`, `")
+    if not name:
+        return "Keep no tensors from step to step: store numbers (`.item()`), or copies without a graph on the CPU.", ""
+    keep = "keep" if ", " in name else "keeps"
+    return (
+        f"`{name}` {keep} tensors of every step: keep numbers (`.item()`), or copies without a graph on the CPU.",
+        "value.item()  # or: value.detach().cpu()",
+    )

@@ -1,0 +1,10 @@
+"""Code generation: the lines of plain PyTorch that change a training script as knobs would.
+
+- `lines`: all lines for a `Step` and `Knobs`, with those of the training loop.
+- `diff`: the lines for an explorer: the person's own code with changes, else those of `lines` as a diff.
+- `own_code`, `own_loop`, `own_lines`, `own_step`, `edits`: the training loop in a person's source, found through its
+  syntax tree, and changed with their names; `Unclear` where that is not safe.
+- `model`: the lines that change the model, which each knob has itself (`Knob.model_lines`).
+
+Tests run the lines on a new model, where they request and free the same sizes in the same order as the knobs.
+"""

@@ -1,0 +1,75 @@
+"""The variables that a cell assigns, read from its source, and the cell with other values for them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Any
+
+_SEQUENCES = (ast.Tuple, ast.List)
+
+
+def assigned(source: str) -> dict[str, Any]:
+    """Return the variables that source assigns outside of functions; the value of a literal, else None.
+
+    >>> assigned("batch = 8\\nfor epoch in range(2): rate = 0.1 * epoch")
+    {'batch': 8, 'rate': None}
+    """
+    names: dict[str, Any] = {}
+    for name, value in _assignments(ast.parse(source)):
+        try:
+            names.setdefault(name, ast.literal_eval(value))
+        except ValueError:
+            names.setdefault(name, None)
+    return names
+
+
+def with_values(source: str, values: dict[str, Any]) -> ast.Module:
+    """Return the syntax tree of source with other values in the assignments of some variables.
+
+    >>> ast.unparse(with_values("batch = 8\\nx = batch * [0]", {"batch": 16}))
+    'batch = 16\\nx = batch * [0]'
+
+    Raises ValueError for a variable that the source does not assign outside of functions.
+    """
+    tree = ast.parse(source)
+    assignments = list(_assignments(tree))
+    for name in values:
+        if name not in dict(assignments):
+            names = ", ".join(dict.fromkeys(name for name, _ in assignments)) or "none"
+            raise ValueError(f"the cell assigns no variable {name!r}; it assigns {names}")
+    replaced = {id(expression): values[name] for name, expression in assignments if name in values}
+
+    class Replacing(ast.NodeTransformer):
+        def visit(self, node: ast.AST) -> ast.AST:
+            if id(node) not in replaced:
+                return self.generic_visit(node)
+            return ast.copy_location(ast.parse(repr(replaced[id(node)]), mode="eval").body, node)
+
+    Replacing().visit(tree)
+    return ast.fix_missing_locations(tree)
+
+
+def _assignments(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Yield name and value of every assignment outside of functions and classes."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                yield from _pairs(target, node.value)
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            yield from _pairs(node.target, node.value)
+        yield from _assignments(node)
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    if isinstance(target, ast.Name):
+        yield target.id, value
+        return
+    if not isinstance(target, _SEQUENCES) or not isinstance(value, _SEQUENCES):
+        return
+    if len(target.elts) != len(value.elts) or any(isinstance(one, ast.Starred) for one in target.elts):
+        return
+    for name, part in zip(target.elts, value.elts, strict=True):
+        yield from _pairs(name, part)

@@ -1,0 +1,18 @@
+"""Programs: what can be run with knobs, the devices, and the results.
+
+- `step`, `cell`, `script`: what is run with `Knobs`, a training step, a notebook cell and a script (`interpreter` runs
+  it as Python does).
+- `loop`: how knobs act on a cell or a script while it runs. `seen` is what a run as written shows of its loop, `acting`
+  applies knobs where the program comes to them: `made_optimizers` where it makes its optimizer, `micro_batches` around
+  backward and step, `resized_inputs` where it makes its batch by hand. `hooks` intercepts what it calls of torch.
+- `step_run`: a step executed once; an `execution.Execution` is its tape with the applied knobs and the cost.
+- `expected`: the tape that another batch will probably have.
+- `weights_on_cpu`: weights and buffers of an earlier virtual GPU, exchanged for the length of a run.
+- `real_run`, `out_of_memory`: the run on a real device, and how a run ends out of memory.
+- `trace_reuse`, `step_record`: results that a run on a virtual GPU reuses from earlier runs of the same step.
+- `outcome`: an `Outcome`, the numbers of a run: fits or out of memory, peaks, FLOPs, time.
+- `training_loop`, `optimizers`, `cost`: the loop that a step is run in, its optimizer, the roofline model.
+- `written`: what a step says where a knob changes nothing, as texts.
+- `fitting`: `fits`, whether a step or a function fits a GPU, with the margin.
+- `sentences`: the difference between two runs as one sentence.
+"""

@@ -1,0 +1,25 @@
+"""One execution of a program: its tape, which ends at the request that does not fit, and what was applied."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from memexplore.run.knobs.applying.report import ApplyReport
+from memexplore.run.knobs.knobs import Knobs
+from memexplore.run.programs.cost import Cost
+from memexplore.tape import Tape
+
+
+class Execution(NamedTuple):
+    """A program that was executed once with some knobs; the tape ends with an `oom` row if it does not fit."""
+
+    knobs: Knobs
+    tape: Tape
+    applied: ApplyReport
+    cost: Cost
+    """Of the first step."""
+    seconds: float = math.nan
+    """Of one step, measured on a real device; not a number where the tape is predicted or ends out of memory."""
+    samples: int | None = None
+    """Samples of the whole run where they were counted, as in a cell, which may train for many steps."""

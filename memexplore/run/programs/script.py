@@ -1,0 +1,127 @@
+"""A script or a module with its command line as a program: it can be run again with other knobs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import torch
+
+from memexplore.recorder.recording import record
+from memexplore.run.knobs.applying.model_state import preserve_random_states
+from memexplore.run.knobs.knobs import Knobs
+from memexplore.run.machine import DEFAULT_VIRTUAL, Machine, machine_of
+from memexplore.run.programs import interpreter, real_run
+from memexplore.run.programs.acting import CannotActError, Plan
+from memexplore.run.programs.cost import Meter, measuring
+from memexplore.run.programs.execution import Execution
+from memexplore.run.programs.loop import Loop, ran
+from memexplore.virtual_gpu.device import VirtualGpu
+from memexplore.virtual_gpu.files import session
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Script:
+    """A file, or by its name a module as with `python -m`, with the arguments of its command line.
+
+    Called, it runs like Python runs it. `execute` also restores what it has changed: `sys.argv`, `sys.path`, the
+    environment, the working directory, random states, and its own modules, which another run imports again. Files are
+    kept apart on a virtual GPU, as in `memexplore run`.
+
+    Raises SyntaxError for a file that is not Python, OSError for one that cannot be read.
+    """
+
+    target: pathlib.Path | str
+    arguments: tuple[str, ...] = ()
+    may_be_endless: ClassVar[bool] = True
+    _start: Callable[[], None] = dataclasses.field(init=False, repr=False)
+    _loop: Loop = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.target, str):
+            start = interpreter.module(self.target, list(self.arguments))
+        else:
+            start = interpreter.script(self.target, list(self.arguments))
+        object.__setattr__(self, "_start", start)
+        object.__setattr__(self, "_loop", Loop("this script", lambda seen: dict(seen.arguments)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.target, self.arguments)
+
+    def __call__(self) -> None:
+        """Run the program. `sys.exit` in it raises SystemExit; a module that cannot be run raises `NoModuleError`."""
+        self._start()
+
+    def plan(self, knobs: Knobs, machine: Machine) -> Plan:
+        """Return how knobs act on the script; what is not known yet, a run until its second update shows.
+
+        Raises ValueError for knobs that cannot act, and what the script raises.
+        """
+        if "variables" in knobs.changed():
+            raise CannotActError("variables cannot be changed: those of a script are its own; give it an argument")
+        return self._loop.plan(knobs, self._observe(machine), is_virtual=machine.is_virtual)
+
+    def unavailable_knobs(self) -> dict[str, str]:
+        """Return the fields of `Knobs` that do not apply to the script, each with the reason."""
+        reasons = self._loop.unavailable(self._observe(machine_of(DEFAULT_VIRTUAL)))
+        return reasons | {"variables": "those of a script are its own; give it an argument"}
+
+    def execute(self, knobs: Knobs, machine: Machine) -> Execution:
+        """Execute the script with some knobs, and drop what it prints.
+
+        Raises what the script raises, except running out of memory; RuntimeError where it ends with an exit status;
+        ValueError for a knob that cannot act.
+        """
+        plan = self.plan(knobs, machine)
+        return self._run(plan, machine, self._loop.watching() if knobs == Knobs() else contextlib.nullcontext())
+
+    def _observe(self, machine: Machine) -> Callable[[contextlib.AbstractContextManager[Any]], object]:
+        # Also for a real GPU: the run that the user wants is the only one on it.
+        return lambda block: self._run(Plan(Knobs()), machine.unlimited(), block)
+
+    def _run(self, plan: Plan, machine: Machine, block: contextlib.AbstractContextManager[Any]) -> Execution:
+        """Run the script inside a block."""
+        device = torch.device("cuda") if machine.is_virtual else machine.device
+        isolated = contextlib.nullcontext() if machine.is_virtual else real_run.preserve_device(device)
+        with isolated, _restored(), session.every_file(), machine.block() as gpu, contextlib.ExitStack() as stack:
+            metered = measuring(gpu.runner) if isinstance(gpu, VirtualGpu) else contextlib.nullcontext(Meter())
+            with record(machine.recorded_device) as recording, metered as meter:
+                result = ran(self._to_its_end, plan, {}, block, stack, device, recording)
+        return Execution(plan.knobs, recording.tape, result.applied, meter.total(), samples=result.samples)
+
+    def _to_its_end(self) -> None:
+        try:
+            self._start()
+        except SystemExit as error:
+            if error.code:
+                raise RuntimeError(f"the script ended with exit status {error.code}") from error
+
+    def samples_of(self, knobs: Knobs) -> int:
+        """Return 1: where a run has trained, its `Execution` says how many samples."""
+        return 1
+
+
+@contextlib.contextmanager
+def _restored() -> Iterator[None]:
+    """Restore the environment, the working directory, random states and the user's modules after the block."""
+    modules, folder, environment = set(sys.modules), os.getcwd(), dict(os.environ)
+    with preserve_random_states(), torch.random.fork_rng([]):
+        try:
+            yield
+        finally:
+            os.chdir(folder)
+            os.environ.clear()
+            os.environ.update(environment)
+            for name in set(sys.modules) - modules:
+                if not (getattr(sys.modules[name], "__file__", None) or _INSTALLED[0]).startswith(_INSTALLED):
+                    del sys.modules[name]
+
+
+_INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+"""Folders of modules that are not the user's; C libraries cannot be imported twice."""

@@ -1,0 +1,302 @@
+"""Execute a step with knobs, on a virtual GPU or on a real device, with reuse of what earlier runs have recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from memexplore.allocator import Settings
+from memexplore.analysis.curves import peak
+from memexplore.recorder import recording as recorder
+from memexplore.run.knobs.applying.apply import apply_to_step, loop_of, of_model_in_loop
+from memexplore.run.knobs.applying.model_state import preserve_model_state, preserve_random_states
+from memexplore.run.knobs.applying.report import ApplyReport
+from memexplore.run.knobs.gpus import several
+from memexplore.run.knobs.inplace import InPlace
+from memexplore.run.knobs.inplace_sites.legal import legal_sites, observed
+from memexplore.run.knobs.inplace_sites.sites import Sites
+from memexplore.run.knobs.knob import Group
+from memexplore.run.knobs.knobs import Knobs, refuse_conflicts
+from memexplore.run.knobs.optimizer import Optimizer
+from memexplore.run.knobs.update import Update
+from memexplore.run.machine import Kind, Machine, available_system_memory
+from memexplore.run.programs import optimizers, parallel, real_run, training_loop
+from memexplore.run.programs.cost import Cost, Meter, measuring
+from memexplore.run.programs.execution import Execution
+from memexplore.run.programs.step_record import StepRecord, TracedSetting, built_model, record_of
+from memexplore.run.programs.trace_reuse import FirstStep, FirstUpdate, Trace, first_step, requests_of, reusable_trace
+from memexplore.run.programs.weights_on_cpu import virtual_tensors_on_cpu
+from memexplore.tape import Meta
+from memexplore.text.units import size_text
+from memexplore.text.untrusted import encodable
+from memexplore.virtual_gpu.values.notes import notes_of_run
+
+if TYPE_CHECKING:
+    from memexplore.run.programs.step import Step
+
+_FROZEN_AT_START = 1000
+"""Python 3.12 has frozen some 400 objects when a program begins; `gc.freeze()` freezes thousands."""
+STEPS = 2
+"""The first step creates the optimizer's state, so only the second is like all later ones."""
+
+
+def execute(step: Step, knobs: Knobs, machine: Machine) -> Execution:
+    """Execute two steps with some knobs on a machine, which has the GPU and the settings of the knobs already.
+
+    The model is restored afterwards. On a virtual GPU earlier traces of the step are reused (see `trace_reuse`); the
+    tape is equal to that of `traced`.
+
+    >>> from memexplore.run.machine import machine_of
+    >>> from memexplore.run.programs.step import Step
+    >>> linear = torch.nn.Linear(1024, 1024, bias=False)
+    >>> step = Step(linear, torch.zeros(4, 1024), loss=torch.mean, optimizer=torch.optim.SGD)
+    >>> tape = execute(step, Knobs(), machine_of("T4")).tape
+    >>> from memexplore.tape import Category
+    >>> int(tape.size[tape.category == Category.PARAMETER].sum())  # 1024 * 1024 weights of 4 bytes
+    4194304
+
+    Raises what the step raises, except running out of memory on a GPU; ValueError for knobs that do not suit the step
+    or the device; MemoryError for a setting that needs more memory than this machine's CPU has.
+    """
+    if not machine.is_virtual:
+        return _execute_on_real_device(step, knobs, machine)
+    return derived(step, knobs, machine) or _execute(step, knobs, machine, record_of(step))
+
+
+def traced(step: Step, knobs: Knobs, machine: Machine) -> Execution:
+    """Execute two steps on a virtual GPU op by op, without reuse of earlier traces."""
+    return _execute(step, knobs, machine, None)
+
+
+def is_traced(step: Step, knobs: Knobs, machine: Machine) -> bool:
+    """Return whether a setting was run on a virtual GPU with the same kernels, so that its requests are recorded."""
+    return record_of(step).setting(knobs, machine.virtual_gpu()) is not None
+
+
+def trace_on_unlimited(step: Step, knobs: Knobs, machine: Machine) -> bool:
+    """Trace a setting on a virtual GPU with unlimited memory, if runs with similar ones were traced.
+
+    Return whether the setting is traced: then `derived` gives its executions. Raises as `execute` does.
+    """
+    gpu, record = machine.virtual_gpu(), record_of(step)
+    if record.setting(knobs, gpu) is None and record.has_traces(knobs, gpu):
+        _observed(step, knobs, machine.unlimited(), record)
+    return record.setting(knobs, gpu) is not None
+
+
+def failing(step: Step, knobs: Knobs, machine: Machine) -> Execution | None:
+    """Return the execution of a traced setting up to the request that does not fit, without what Python frees after it.
+
+    None if it was not traced, if it fits, and where only a run says which request ends it.
+    """
+    gpu = machine.virtual_gpu()
+    setting = record_of(step).setting(knobs, gpu)
+    tape = None if setting is None else setting.tape_until_failure(gpu)
+    return None if setting is None or tape is None else Execution(knobs, tape, setting.applied, setting.cost)
+
+
+def derived(step: Step, knobs: Knobs, machine: Machine) -> Execution | None:
+    """Return the execution of a setting without a run; None if it was not traced, or does not fit the virtual GPU."""
+    gpu = machine.virtual_gpu()
+    setting = record_of(step).setting(knobs, gpu)
+    tape = None if setting is None else setting.tape_on(gpu)
+    return None if setting is None or tape is None else Execution(knobs, tape, setting.applied, setting.cost)
+
+
+# --- on a real device -----------------------------------------------------------------------------------------------
+
+
+def _execute_on_real_device(step: Step, knobs: Knobs, machine: Machine) -> Execution:
+    """Run a step on a real device; FLOPs and in-place sites come from the virtual GPU with its numbers."""
+    device = machine.device
+    twin = machine.twin()
+    cost, sites = Cost(), None
+    notes: tuple[str, ...] = ()
+    try:
+        sites = _sites(step, knobs, twin)
+        twin_run = execute(step, knobs, twin.unlimited())
+    except Exception as error:
+        # An error of the knobs or of the step is raised by the real run as well.
+        notes = (f"FLOPs are unknown, since no virtual GPU can run this step: {type(error).__name__}: {error}",)
+    else:
+        cost = twin_run.cost
+        if machine.kind is Kind.CPU:
+            _check_memory(knobs, peak(twin_run.tape)[0])
+    result = real_run.run(step, knobs, device, STEPS, sites)
+    applied = result.applied._replace(notes=(*result.applied.notes, *notes))
+    return Execution(knobs, result.tape, applied, cost, result.seconds)
+
+
+def _check_memory(knobs: Knobs, needed: int) -> None:
+    # A GPU raises an error; the system kills a process that takes the last memory of the machine.
+    left = available_system_memory()
+    if needed > left:
+        raise MemoryError(
+            f"{knobs}: not run, as it would need {size_text(needed)} by prediction and this machine has "
+            f"{size_text(left)} left; take a smaller batch, or a virtual GPU"
+        )
+
+
+# --- on a virtual GPU -----------------------------------------------------------------------------------------------
+
+
+def _execute(step: Step, knobs: Knobs, machine: Machine, record: StepRecord | None) -> Execution:
+    """Run a step on a virtual GPU; with a record, reuse its traces and add to them."""
+    observed = _observed(step, knobs, machine, record)
+    if isinstance(observed, Execution):
+        return observed
+    tape = observed.setting.trace.on_allocator(observed.meta, Settings.parse(machine.settings))
+    if tape is None:
+        return _execute(step, knobs, machine, None)
+    return Execution(knobs, tape, observed.setting.applied, observed.setting.cost)
+
+
+class _Continued(NamedTuple):
+    """A run that an earlier trace continues: its requests, and the metadata of its tape."""
+
+    setting: TracedSetting
+    meta: Meta
+
+
+def _observed(step: Step, knobs: Knobs, machine: Machine, record: StepRecord | None) -> Execution | _Continued:
+    """Run a step on a virtual GPU until its end, or until a trace of the record has all that follows."""
+    refuse_conflicts(knobs)  # before the model is distributed
+    model, gpu = built_model(step), machine.virtual_gpu()
+    sites = _sites(step, knobs, machine)
+    applied = ApplyReport()
+    kept: list[Any] = []
+    begun: FirstStep | None = None
+    trace: Trace | None = None
+    cost = Cost()
+    meter: Meter | None = None
+    before_update: tuple[int, Cost, tuple[str, ...]] | None = None  # rows, cost and notes
+
+    def steps() -> Iterator[int]:
+        nonlocal begun, trace, cost, meter
+        with measuring(device.runner) as meter:
+            yield 0
+        cost = meter.total()
+        if record is not None:
+            begun = first_step(recording.events(), recording.tensors())
+            trace = record.similar(knobs, gpu, begun)
+        if trace is None:
+            yield 1
+
+    def is_known_from(optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether an earlier trace has all that follows; called before the first and the second update."""
+        nonlocal begun, trace, cost, before_update
+        if record is None or begun is not None or meter is None or not optimizers.depends_on_parameters_only(optimizer):
+            return False
+        first = first_step(recording.events(), recording.tensors())
+        trace = record.continued(knobs, gpu, first)
+        if trace is None or trace.update is None:
+            notes = (*map(encodable, notes_of_run()), *recording.sharing_notes())
+            before_update = len(first.size), meter.total(), notes
+            return False
+        begun, cost = trace.first, Cost((*meter.works, *trace.update.works), tuple(meter.traffic))
+        return True
+
+    with (
+        _undisturbed(),
+        preserve_model_state(model),
+        machine.turned_on() as device,
+        virtual_tensors_on_cpu(model),
+        parallel.own_tensors(knobs, model) as originals,
+        contextlib.ExitStack() as stack,
+    ):
+        with recorder.record() as recording, recording.ending_out_of_memory():
+            recording.end_stacks_at(sys._getframe())
+            apply = functools.partial(_apply, stack, knobs, model, sites)
+            across, dtype = None, loop_of(knobs, step.batch_size).dtype
+            if several(knobs):
+                across = parallel.wrapped(step.optimizer, knobs, model, originals, dtype, apply)
+                applied = across.applied
+            else:
+                # As a training script does: all-bf16 weights are cast on the way, so fp32 weights are never on the GPU.
+                model.to("cuda", dtype)
+                applied = apply()
+            applied += training_loop.train(step, knobs, model, steps(), kept, is_known_from, across)
+            applied = applied.completed()
+        kept.clear()
+        across = None
+        applied = applied.without_pending()  # a run that ended out of memory has not called every module
+        depends_on_memory = device.properties_read
+    tape = recording.tape
+    depends_on_timing = tape.meta.late_reserved is not None or tape.meta.early_allocated is not None
+    if record is None or depends_on_memory or begun is None or depends_on_timing:
+        return Execution(knobs, tape, applied, cost)
+    assumptions = tape.meta.notes[len(recorder.predicted(gpu).notes) :]
+    if trace is None:
+        update = None
+        if before_update is not None:
+            rows, before, notes = before_update
+            # A note of the update, and what it sends, would be missing in a run that ends before it.
+            is_alone = notes == assumptions and cost.traffic == before.traffic
+            update = FirstUpdate(rows, cost.works[len(before.works) :]) if is_alone else None
+        requests = requests_of(tape)
+        if requests is not None:
+            trace = reusable_trace(begun, requests, update)
+            if trace is not None:
+                record.add_trace(knobs, gpu, trace)
+            record.add_setting(knobs, gpu, TracedSetting(trace or requests, applied, cost, assumptions, tape.meta))
+        return Execution(knobs, tape, applied, cost)
+    setting = TracedSetting(trace, applied, cost, assumptions, tape.meta)
+    record.add_setting(knobs, gpu, setting)
+    return _Continued(setting, tape.meta)
+
+
+def _apply(stack: contextlib.ExitStack, knobs: Knobs, model: torch.nn.Module, sites: Sites | None) -> ApplyReport:
+    """Apply the knobs of a model on a virtual GPU until a stack is closed."""
+    cuda = torch.device("cuda", 0)
+    return stack.enter_context(apply_to_step(of_model_in_loop(knobs), model, sites, cuda))
+
+
+def _sites(step: Step, knobs: Knobs, machine: Machine) -> Sites | None:
+    """Return where activations may overwrite their input in a step with these knobs; one more run finds them."""
+    if knobs.inplace is InPlace.AS_WRITTEN:
+        return None
+    plain = knobs.replace(
+        inplace=InPlace.AS_WRITTEN,
+        optimizer=Optimizer.SGD,
+        update=Update.AS_WRITTEN,
+        batch=(knobs.batch or step.batch_size) // (knobs.accumulation or 1),
+        accumulation=None,
+        gpu=None,
+        settings=None,
+    ).without(Group.SEVERAL_GPUS)
+    record, gpu = record_of(step), machine.virtual_gpu()
+    sites = record.sites.get((plain, gpu.rules))
+    if sites is None:
+        model = built_model(step)
+        with (
+            _undisturbed(),
+            preserve_model_state(model),
+            machine.unlimited().replace(world=None, rank=0).turned_on(),
+            virtual_tensors_on_cpu(model),
+        ):
+            model.to("cuda", loop_of(plain, step.batch_size).dtype)
+            # Outermost, or a call in a checkpointed forward is not recognised when it is recomputed.
+            with observed(model), apply_to_step(of_model_in_loop(plain), model):
+                sites = legal_sites(lambda: training_loop.train(step, plain, model, range(1), []), model)
+        record.add_sites(plain, gpu, sites)
+    return sites
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keep the random states, and keep the garbage collector from scanning older objects (150 ms of a 200 ms run)."""
+    with preserve_random_states():
+        if gc.get_freeze_count() > _FROZEN_AT_START:  # by the caller: unfreeze() would give them back
+            yield
+            return
+        try:
+            gc.freeze()
+            yield
+        finally:
+            gc.unfreeze()

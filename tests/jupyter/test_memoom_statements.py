@@ -1,0 +1,83 @@
+"""Post-mortems of cells of several statements, which IPython compiles one by one."""
+
+from __future__ import annotations
+
+import pytest
+
+from memexplore.out_of_memory.cause import Cause
+from memexplore.out_of_memory.held_types import What
+from memexplore.out_of_memory.value import PostMortem
+from tests.jupyter.magics_shell import Shell
+
+
+@pytest.fixture
+def on_gpu(shell: Shell, found: list[PostMortem]) -> Shell:
+    """A shell with a virtual GPU of 256 MiB and post-mortems."""
+    shell.run("%memgpu 256MiB").raise_error()
+    shell.run("%memoom on").raise_error()
+    shell.run("import torch\ndef empty(mib): return torch.empty(mib << 20, dtype=torch.uint8, device='cuda')")
+    return shell
+
+
+@pytest.mark.parametrize(
+    "later", ["print(first, second)", "for each in (first,): print(each)", "def use(): return first\nuse()"]
+)
+def test_what_a_later_statement_reads_is_not_held_by_mistake(
+    on_gpu: Shell, found: list[PostMortem], later: str
+) -> None:
+    on_gpu.run(f"first = empty(100)\nsecond = empty(200)\n{later}")
+    assert found[0].cause is Cause.TOO_MUCH, found[0].text
+    assert found[0].held == ()
+
+
+@pytest.mark.parametrize("later", ["", "first = 1\nprint(first)"])
+def test_what_no_later_statement_reads_is_an_old_value(on_gpu: Shell, found: list[PostMortem], later: str) -> None:
+    on_gpu.run(f"first = empty(100); second = empty(200)\n{later}")
+    assert found[0].cause is Cause.HELD, found[0].text
+    assert [(each.what, each.holder) for each in found[0].held] == [(What.OLD_VALUE, "first")]
+    assert found[0].suggestions[0].code == "del first"
+
+
+def test_what_the_failing_statement_has_read_is_in_use(on_gpu: Shell, found: list[PostMortem]) -> None:
+    on_gpu.run("def pair(first, second): return first, second")
+    on_gpu.run("first = empty(100)")
+    on_gpu.run("both = pair(first, empty(200))")
+    assert found[0].cause is Cause.TOO_MUCH, found[0].text
+    assert found[0].held == ()
+
+
+def test_a_list_that_a_hook_of_an_earlier_cell_fills_is_a_leak(on_gpu: Shell, found: list[PostMortem]) -> None:
+    on_gpu.run("model = torch.nn.Linear(1024, 1024).cuda(); kept = []")
+    on_gpu.run("model.register_forward_hook(lambda layer, inputs, output: kept.append(output))")
+    on_gpu.run(
+        "for _ in range(40):\n    model(torch.zeros(2048, 1024, device='cuda')).sum().backward()\n    model.zero_grad()"
+    )
+    assert found[0].cause is Cause.LEAK, found[0].text
+    assert [(each.what, each.holder) for each in found[0].held] == [(What.GROWS, "kept")]
+    assert found[0].suggestions[0].fits
+
+
+def test_a_model_that_is_made_again_after_an_error_is_to_be_deleted(on_gpu: Shell, found: list[PostMortem]) -> None:
+    on_gpu.run("def mlp(): return torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(4)]).cuda()")
+    make = "model = mlp()\noptimizer = torch.optim.Adam(model.parameters())"
+    step = "model(torch.zeros(8, 2048, device='cuda')).sum().backward()\noptimizer.step()"
+    on_gpu.run(make)
+    on_gpu.run(f"{step}\nempty(100)")
+    on_gpu.run(make)
+    assert found[1].cause is Cause.HELD, found[1].text
+    assert found[1].held[0].what is What.OLD_VALUE
+    suggestion = found[1].suggestions[0]
+    assert suggestion.fits
+    assert "\n     %memoom free\n     del " in found[1].text
+    assert "pre-wrap'>%memoom free\ndel " in found[1]._repr_html_()
+    on_gpu.run(suggestion.code).raise_error()
+    on_gpu.run(make).raise_error()
+
+
+def test_a_model_in_its_backward_pass_is_not_to_be_deleted(on_gpu: Shell, found: list[PostMortem]) -> None:
+    on_gpu.run(
+        "model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(4)]).cuda()\n"
+        "loss = model(torch.zeros(8192, 2048, device='cuda')).sum()\nloss.backward()"
+    )
+    assert len(found) == 1
+    assert "model" not in [group.holder for group in found[0].held], found[0].text

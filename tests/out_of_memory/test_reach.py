@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from memexplore.out_of_memory.reach import is_node
+
+
+class _AnyAttribute(type):
+    def __getattr__(cls, name: str) -> Any:
+        return None
+
+
+class _Settings(metaclass=_AnyAttribute):
+    pass
+
+
+class _Double(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 2
+
+
+@pytest.mark.parametrize("function", [torch.exp, _Double.apply], ids=["built in", "in Python"])
+def test_what_computed_a_tensor_is_a_node(function: Any) -> None:
+    result = function(torch.ones(2, requires_grad=True))
+    assert is_node(result.grad_fn)
+    assert is_node(result.grad_fn.next_functions[0][0])
+
+
+def test_an_object_whose_metaclass_has_any_attribute_is_no_node() -> None:
+    assert not is_node(_Settings())
