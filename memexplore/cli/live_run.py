@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import pathlib
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -122,7 +125,10 @@ def watch(program: Callable[[], None], options: argparse.Namespace, machine: Mac
             processes.begin()
         try:
             with watch_program(lives.append, device, folder) as watched:
-                program()
+                try:
+                    program()
+                finally:
+                    _outlast_other_ranks()
         except BaseException as failure:
             error, evidence = failure, collect(failure)
         finally:
@@ -143,6 +149,12 @@ def watch(program: Callable[[], None], options: argparse.Namespace, machine: Mac
     assert found is not None
     post_mortem = of_failure(tape, evidence) if tape is not None else None
     return Watched(found, end, error, step, tape, outcome, tuple(notes), peak, post_mortem)
+
+
+def _outlast_other_ranks() -> None:
+    """Let a rank that has ended report: torchrun ends all other ranks, by SIGTERM, as soon as one has failed."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _name(live: Live, is_virtual: bool) -> str:

@@ -107,7 +107,7 @@ def explore_cell(
         run_cell,
         table,
         own=OwnCode(cell.code, names, file_text(cell.filename)),
-        no_search="Settings that fit are searched in another process, where this cell is not: explore a Step instead",
+        no_search="The search runs in another process, without this cell: explore a Step instead",
         reasons=reasons,
         contradiction=cell.contradiction,
         hidden=hidden,

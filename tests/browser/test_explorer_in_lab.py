@@ -50,14 +50,14 @@ CHOICES = [
     Turn("Mode", "ArrowDown", Knobs(mode="inference"), "inference", Knobs(mode="inference")),
     Turn("GPU", "ArrowUp", Knobs(gpu="RTX 3060"), "A100 40GB", Knobs(gpu="A100 40GB")),
     Turn(
-        "Max split size mb",
+        "Max split size",
         "ArrowDown",
         Knobs(settings="max_split_size_mb:20"),
         "64 MiB",
         Knobs(settings="max_split_size_mb:64"),
     ),
     Turn(
-        "Roundup power2 divisions",
+        "Roundup divisions",
         "ArrowDown",
         Knobs(settings="roundup_power2_divisions:2"),
         "8 steps",

@@ -109,7 +109,7 @@ def test_changes_show_their_new_values(explored: Any, width: int) -> None:
         choose(explored, label, option)
         explored.settle()
     values = page.locator(".memexplore-change-value")
-    assert values.all_inner_texts() == ["→ bf16 autocast", "→ every block"]
+    assert values.all_inner_texts() == ["→ every block", "→ bf16 autocast"]  # in the order of the knobs
     assert not any(value.evaluate(CUT) for value in values.all())
 
 

@@ -202,7 +202,7 @@ def _run_out_of_memory(setting: Setting, memory: int, reference: Reference) -> s
         training = _Training(setting)
         _release_caches()
         allocated, state = torch.cuda.memory_allocated(), _state()
-        full, gpu.allocator.capacity = gpu.allocator.capacity, memory
+        gpu.allocator.limit_to(memory)
         frames: list[str] = []
         try:
             with mx.record() if setting.recorded else contextlib.nullcontext():
@@ -211,7 +211,7 @@ def _run_out_of_memory(setting: Setting, memory: int, reference: Reference) -> s
         except torch.OutOfMemoryError as error:
             frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
         finally:
-            gpu.allocator.capacity = full
+            gpu.allocator.limit_to(None)
         assert [name for name in frames if name.startswith(_PACKAGE) and "capture" not in name] == []
         training.forget_failed_step()
         _release_caches()

@@ -115,8 +115,7 @@ def test_an_error_while_a_setting_is_applied_undoes_it(monkeypatch):
     with mx.watch(loop.model, loop.optimizer) as live:
         live.knobs = CHECKPOINT
         loop.step()
-        monkeypatch.setattr("memexplore.run.knobs.applying.apply._as_channels_last", broken)
-        monkeypatch.setattr("memexplore.run.knobs.applying.apply.change_inputs", broken)
+        monkeypatch.setattr("memexplore.run.knobs.memory_format.change_inputs", broken)
         live.knobs = CHECKPOINT.replace(memory_format="channels last")
         loop.step()
         loop.step()

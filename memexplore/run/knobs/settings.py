@@ -18,21 +18,24 @@ if TYPE_CHECKING:
 
 _OPTION = re.compile(r"([^,\[:]+):([^,\[]+|\[[^\]]*\])")
 _OPTIONS = {
-    "expandable_segments": ("switch", [Option("off", ""), Option("on", "True")]),
+    "expandable_segments": ("Expandable segments", "switch", [Option("off", ""), Option("on", "True")]),
     "max_split_size_mb": (
+        "Max split size",
         "choice",
         [Option("unlimited", ""), *(Option(f"{size} MiB", str(size)) for size in (20, 32, 64, 128, 256, 512, 1024))],
     ),
     "roundup_power2_divisions": (
+        "Roundup divisions",
         "choice",
         [Option("off", ""), *(Option(f"{count} steps", str(count)) for count in (2, 4, 8, 16))],
     ),
     "garbage_collection_threshold": (
+        "Collection threshold",
         "choice",
         [Option("off", ""), *(Option(f"{percent} %", f"{percent / 100:g}") for percent in range(50, 100, 10))],
     ),
 }
-"""Name of a setting -> kind and positions of its control."""
+"""Name of a setting -> label, kind and positions of its control."""
 
 
 class SettingsKnob(Knob):
@@ -68,7 +71,7 @@ class SettingsKnob(Knob):
         """Return a control for each of the settings that matter most."""
         return [] if explored.machine is None else [self._control(name, *more) for name, more in _OPTIONS.items()]
 
-    def _control(self, name: str, kind: str, options: list[Option]) -> Control:
+    def _control(self, name: str, label: str, kind: str, options: list[Option]) -> Control:
         def value_of(knobs: Knobs) -> str:
             value = setting_of(knobs.settings, name)
             if kind == "switch":
@@ -78,7 +81,7 @@ class SettingsKnob(Knob):
         return Control(
             f"{self.name} {name}",
             self,
-            name.replace("_", " ").capitalize(),
+            label,
             kind,
             lambda knobs, value: knobs.replace(settings=with_setting(knobs.settings, name, value)),
             value_of,
