@@ -1,4 +1,4 @@
-"""What would have fitted: the step that failed goes in, settings that fit its GPU come out.
+"""Search for the settings with which a step that failed fits its GPU.
 
 The search runs in another process: the virtual GPU patches torch, and no memory of the real GPU is needed.
 """
@@ -12,6 +12,7 @@ import threading
 from html import escape
 from typing import Any, NamedTuple
 
+from memexplore.allocator import Settings
 from memexplore.analysis.budget import is_limited_by_settings
 from memexplore.hardware.catalogue import find
 from memexplore.out_of_memory.attempts import one_line
@@ -160,6 +161,8 @@ class FailedStepSearch:
 
     def _started(self) -> SearchProcess:
         machine = machine_of(gpu_of(self._meta), release=self._meta.versions.get("torch"))
+        # Those of the environment may have changed since.
+        machine = machine.replace(settings=str(Settings.parse(self.step.settings.allocator)))
         return SearchProcess(self.step.packed, machine, self._received, settings=self.step.settings)
 
     def _received(self, event: Found | Ended) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import platform
 import sys
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ import torch
 from memexplore.hardware import catalogue
 from memexplore.hardware.catalogue import Gpu
 from memexplore.tape import Meta, Os, Source
+from memexplore.tape.allocator_settings import settings_of_environment
 from memexplore.tape.process_limit import limited
 
 
@@ -26,7 +26,7 @@ def meta(device: torch.device, versions: Mapping[str, str]) -> Meta:
         gpu=catalogue_gpu(device).key,
         capacity=free + reserved,
         total=total,
-        settings=os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or "",
+        settings=settings_of_environment(),
         versions=dict(versions),
         os=operating_system(sys.platform, platform.release()),
     )

@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import os
 import re
+from collections.abc import Mapping
 
 from memexplore.text.untrusted import shown
 
@@ -236,6 +237,10 @@ _READERS = {
 }
 
 
-def settings_of_environment() -> str:
-    """Return the allocator settings that the environment has for the processes of torch, empty without any."""
-    return os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or ""
+SETTINGS_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Environment variables that hold allocator settings; the first that is not empty counts."""
+
+
+def settings_of_environment(environment: Mapping[str, str | None] = os.environ) -> str:
+    """Return the allocator settings that an environment has for the processes of torch, empty without any."""
+    return next(filter(None, map(environment.get, SETTINGS_VARIABLES)), "")

@@ -67,6 +67,16 @@ def test_a_step_that_cannot_be_run_is_replaced_by_the_next() -> None:
     assert (found.failed, found.assumed) == ("", (failed_step.LOSS,))
 
 
+def test_allocator_settings_are_those_of_the_failed_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "per_process_memory_fraction:0.875")
+    step = failed()
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
+    event, _ = first_event(step)
+    assert event.advice is not None
+    # 7 / 8 of the 64 MiB
+    assert event.advice.as_written.capacity == 56 << 20
+
+
 def test_the_error_of_the_last_step_is_reported() -> None:
     broken = failed()._replace(packed=cloudpickle.dumps(Unreadable()), otherwise=None)
     event, searched = first_event(broken)

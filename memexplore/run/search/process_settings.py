@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-_ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""Environment variables that hold the settings of the allocator."""
+from memexplore.tape.allocator_settings import SETTINGS_VARIABLES, settings_of_environment
 
 
 class ProcessSettings(NamedTuple):
@@ -25,6 +24,11 @@ class ProcessSettings(NamedTuple):
     environment: tuple[tuple[str, str | None], ...]
     path: tuple[str, ...] = ()
     """Folders of modules that the process searches after its own."""
+
+    @property
+    def allocator(self) -> str:
+        """The settings of the allocator, as in ``PYTORCH_CUDA_ALLOC_CONF``."""
+        return settings_of_environment(dict(self.environment))
 
 
 def process_settings() -> ProcessSettings:
@@ -41,7 +45,7 @@ def process_settings() -> ProcessSettings:
             torch.backends.cuda.cudnn_sdp_enabled(),
             torch.backends.cuda.math_sdp_enabled(),
         ),
-        tuple((name, os.environ.get(name)) for name in _ALLOCATOR_VARIABLES),
+        tuple((name, os.environ.get(name)) for name in SETTINGS_VARIABLES),
     )
 
 
