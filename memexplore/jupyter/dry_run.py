@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
@@ -76,59 +73,24 @@ def _recorded(cell: Cell, machine: Machine) -> tuple[Tape, str]:
     """
     __tracebackhide__ = True
     from memexplore.jupyter.dropped_displays import without_displays
-    from memexplore.run.knobs.knobs import Knobs
-    from memexplore.run.programs.cell import VARIABLES_ALONE
-    from memexplore.run.programs.cost import interruptible
-    from memexplore.run.run import completed
+    from memexplore.run.programs.limit import Limit
+    from memexplore.run.programs.names import VARIABLES_ALONE
+    from memexplore.run.run import run
 
-    limit = _Limit()
-    with without_displays(), limit.counting(), interruptible(limit.check):
-        execution = cell.execute(Knobs(), machine)
-    tape = execution.tape
-    note = next((each for each in tape.meta.notes if each.startswith(VARIABLES_ALONE)), "")
-    if limit.ended:
-        note = f"The dry run was ended after {limit.steps} optimizer steps, {_SECONDS:.0f} s: later ones did not run."
-        tape = tape.replace(meta=tape.meta._replace(notes=(*tape.meta.notes, note)))
-    with without_displays():
-        return completed(cell, execution._replace(tape=tape), machine).tape, note
-
-
-class _Limit:
-    """Ends a run that has taken long enough, where its steps show what later ones need."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.ended = False
-        self._end = time.monotonic() + _SECONDS
-
-    @contextlib.contextmanager
-    def counting(self) -> Iterator[None]:
-        """Count the steps of all optimizers in the block."""
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
-        def count(*_: Any) -> None:
-            self.steps += 1
-
-        handle = register_optimizer_step_post_hook(count)
-        try:
-            yield
-        finally:
-            handle.remove()
-
-    def check(self) -> None:
-        """Raise ProgramEnded when the run has taken long enough; called before every op."""
-        from memexplore.run.programs.cost import ProgramEnded
-
-        if self.steps >= _STEPS and time.monotonic() > self._end:
-            self.ended = True
-            raise ProgramEnded
+    limit = Limit(lambda steps, seconds: steps >= _STEPS and seconds > _SECONDS)
+    with without_displays(), limit.limiting():
+        tape = run(cell, machine=machine).tape
+    if not limit.has_ended_run:
+        return tape, next((note for note in tape.meta.notes if note.startswith(VARIABLES_ALONE)), "")
+    note = f"The dry run was ended after {limit.steps} optimizer steps, {_SECONDS:.0f} s: later ones did not run."
+    return tape.replace(meta=tape.meta._replace(notes=(*tape.meta.notes, note))), note
 
 
 def _answer(tape: Tape, note: str) -> str:
     """Return the verdict on a dry run, with the op and the line at which the cell would fail."""
     from memexplore.analysis.verdict import stop_text
     from memexplore.analysis.verdict_content import verdict_content
-    from memexplore.run.programs.cell import VARIABLES_ALONE
+    from memexplore.run.programs.names import VARIABLES_ALONE
 
     found, stops = verdict_content(tape), stop_text(tape)
     lines = [f"Dry run, no variable was changed. {found.headline}" + (f" · stops {stops}" if stops else "")]

@@ -11,12 +11,12 @@ from memexplore.jupyter.explorer_message import SearchState, reason_text
 from memexplore.jupyter.main_thread import MainThread
 from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.machine import Machine
+from memexplore.run.programs.packing import UnsendableStepError
 from memexplore.run.programs.step import Step
 from memexplore.run.run import Want
 from memexplore.run.search import search_process
 from memexplore.run.search.advice import Advice
 from memexplore.run.search.advise import StepSearch
-from memexplore.run.search.packing import UnsendableStepError
 from memexplore.run.search.runners import OneByOne
 from memexplore.run.search.search_process import Ended, Found, Report, SearchProcess, events_of
 

@@ -55,6 +55,7 @@ def start(shell: InteractiveShell, options: Options, *, cell: str | None, notebo
     Raises UsageError, and leaves nothing switched on, for options that contradict each other or the notebook's GPU.
     """
     from memexplore.recorder.recording import record
+    from memexplore.run.programs.cost import measuring
 
     machine = _virtual_machine(options, notebook_gpu)
     replay = None
@@ -77,7 +78,7 @@ def start(shell: InteractiveShell, options: Options, *, cell: str | None, notebo
             is_cpu = options.gpu == "cpu"
             recording = contexts.enter_context(record(device="cpu") if is_cpu else record())
         else:
-            replay = Replay(again, contexts.enter_context(_metered(device)))
+            replay = Replay(again, contexts.enter_context(measuring(device)))
             contexts.enter_context(again.watching())
             recording = contexts.enter_context(record_like_replay(device, options.gpu))
         return Profile(options, contexts.pop_all(), recording, cell, replay)
@@ -251,13 +252,6 @@ def _can_run_again(error: BaseException | None) -> bool:
     import torch
 
     return error is None or isinstance(error, torch.OutOfMemoryError)
-
-
-def _metered(device: Any) -> contextlib.AbstractContextManager[Meter]:
-    """Meter the operations of a virtual GPU; on a real device the meter stays empty."""
-    from memexplore.run.programs.cost import Meter, measuring
-
-    return contextlib.nullcontext(Meter()) if device is None else measuring(device.runner)
 
 
 @contextlib.contextmanager

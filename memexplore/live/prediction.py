@@ -29,9 +29,9 @@ from memexplore.run.knobs.optimizer import Optimizer
 from memexplore.run.knobs.update import Update
 from memexplore.run.machine import Kind, Machine
 from memexplore.run.programs.outcome import Outcome, slow_down
+from memexplore.run.programs.packing import unpacked
 from memexplore.run.programs.step import Step
 from memexplore.run.run import run
-from memexplore.run.search.packing import unpacked
 from memexplore.run.search.process_settings import ProcessSettings, set_process_settings
 from memexplore.run.search.workers import Workers
 from memexplore.tape import Category, Tape

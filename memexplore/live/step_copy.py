@@ -23,8 +23,8 @@ from memexplore.live.parts import parts_of, samples_of
 from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.knobs.precision import Precision
 from memexplore.run.programs import batches
+from memexplore.run.programs.packing import StepPickler, pack_step
 from memexplore.run.programs.step import Step
-from memexplore.run.search.packing import StepPickler, pack_step
 from memexplore.virtual_gpu.device import active
 from memexplore.virtual_gpu.tensors.tensor import fake_cpu_tensor
 

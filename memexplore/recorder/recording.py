@@ -42,6 +42,11 @@ class Recording:
         """The running recorder, None after the block."""
         return self._recorder
 
+    @property
+    def ending(self) -> Ending:
+        """How the recorded program has ended, as far as that is known."""
+        return self._end.ending
+
     def ended_by(self, error: BaseException) -> None:
         """Note the exception that ended the recorded program, for a caller that catches it inside the block."""
         self._end = endings.end_of(error)
@@ -57,7 +62,7 @@ class Recording:
             self.ended_by(error)
 
     def _thread_ended(self, end: endings.End) -> None:
-        if self._end.ending is Ending.COMPLETED:
+        if self.ending is Ending.COMPLETED:
             self._end = end
 
     def events(self) -> list[tuple[int, ...]]:

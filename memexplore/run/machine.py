@@ -137,7 +137,7 @@ class Machine:
         """Turn the virtual GPU on for a block. Raises RuntimeError if one is on already."""
         return turned_on(self.virtual_gpu, lambda device: history_api.patches(device, lambda: predicted(device)))
 
-    def block(self) -> contextlib.AbstractContextManager[object]:
+    def block(self) -> contextlib.AbstractContextManager[VirtualGpu | None]:
         """Return the block that a program runs in: the virtual GPU is on there, and on a real device nothing is."""
         return self.turned_on() if self.is_virtual else contextlib.nullcontext()
 

@@ -34,7 +34,7 @@ class Function:
     def execute(self, knobs: Knobs, machine: Machine) -> Execution:
         """Call the function on the virtual GPU of a machine. An exception gets a note for each assumed value."""
         with machine.turned_on() as device:
-            metering = measuring(device.runner) if is_interruptible() else contextlib.nullcontext()
+            metering = measuring(device) if is_interruptible() else contextlib.nullcontext()
             recording = record()
             try:
                 with contextlib.suppress(torch.OutOfMemoryError), metering, recording as running:

@@ -8,7 +8,7 @@ from IPython.core.error import UsageError
 
 from memexplore.analysis.curves import peak
 from memexplore.jupyter import dry_run
-from memexplore.run.programs import initial_state
+from memexplore.run.programs import names
 from tests.jupyter.magics_shell import BLOCK, ONES, Shell
 from tests.real_gpu import stand_in
 
@@ -65,7 +65,7 @@ def test_variables_of_the_real_gpu_that_do_not_fit_are_the_answer(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The CPU stands for the real GPU.
-    monkeypatch.setattr(initial_state, "_is_on_real_gpu", lambda value: isinstance(value, torch.Tensor))
+    monkeypatch.setattr(names, "_is_on_real_gpu", lambda value: isinstance(value, torch.Tensor))
     shell.run("ballast = torch.zeros(30 << 18)")
     shell.run(f"%%memprofile --dry-run --gpu 24MiB -o tape\nx = {ONES}").raise_error()
     lines = shell.text.splitlines()

@@ -14,7 +14,7 @@ from memexplore.jupyter import memoom
 from memexplore.out_of_memory.failed_step import FailedStep
 from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.machine import machine_of
-from memexplore.run.search.cell_copy import CellCopy
+from memexplore.run.programs.cell import Cell
 from tests.jupyter.magics_shell import Shell
 
 # Two models: each has 4 blocks that keep 3 * batch * 1024 * 4 bytes each.
@@ -93,12 +93,12 @@ def step_after(shell: Shell, cell: str) -> FailedStep | str:
     return memoom.of_shell(shell.shell).step
 
 
-def cell_after(shell: Shell, cell: str) -> tuple[CellCopy, FailedStep]:
+def cell_after(shell: Shell, cell: str) -> tuple[Cell, FailedStep]:
     """The cell that is searched after it has run out of memory."""
     step = step_after(shell, cell)
     assert isinstance(step, FailedStep), step
     copy = pickle.loads(step.packed)
-    assert isinstance(copy, CellCopy)
+    assert isinstance(copy, Cell)
     return copy, step
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 
 import numpy as np
@@ -11,10 +12,11 @@ import torch
 from memexplore.analysis import curves
 from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.machine import machine_of
-from memexplore.run.programs import initial_state
+from memexplore.run.programs import names as cell_names
 from memexplore.run.programs.cell import Cell
 from memexplore.run.programs.cost import ProgramEnded, interruptible
 from memexplore.run.programs.out_of_memory import fits
+from memexplore.run.programs.packing import UnsendableCellError
 from memexplore.run.run import Run, completed, run
 from memexplore.tape import Action, Category, Ending, Source
 from memexplore.virtual_gpu.patches.device_names import is_virtual
@@ -247,7 +249,7 @@ def test_the_operating_system_is_that_of_the_run():
 @pytest.fixture
 def cpu_as_real_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        initial_state, "_is_on_real_gpu", lambda value: isinstance(value, torch.Tensor) and not is_virtual(value)
+        cell_names, "_is_on_real_gpu", lambda value: isinstance(value, torch.Tensor) and not is_virtual(value)
     )
 
 
@@ -275,9 +277,10 @@ def test_what_is_on_a_real_gpu_goes_onto_the_virtual_one_for_the_run() -> None:
 def test_variables_that_do_not_fit_end_the_run_before_the_cell(names: dict[str, object]) -> None:
     # 30 MiB each, and 30 KiB of bias
     code = "ran.append(torch.ones(4 << 20, dtype=torch.uint8, device='cuda'))"
-    cell = Cell(code, {"torch": torch, "ran": [], **names})
+    ran: list[object] = []
+    cell = Cell(code, {"torch": torch, "ran": ran, **names})
     execution = cell.execute(Knobs(), machine_of("24MiB"))
-    assert (fits(execution.tape), cell.namespace["ran"]) == (False, [])
+    assert (fits(execution.tape), ran) == (False, [])
     assert execution.tape.meta.notes[-1] == (
         "The notebook's variables alone need 30.0 MiB, and do not fit: the cell did not run."
     )
@@ -285,6 +288,21 @@ def test_variables_that_do_not_fit_end_the_run_before_the_cell(names: dict[str, 
     # With room the cell runs: its 4 MiB are in the need.
     assert not outcome.fits
     assert outcome.peak_allocated >= 34 << 20
+
+
+def test_a_packed_cell_has_its_own_copy_of_the_names_that_it_reads() -> None:
+    names = {"torch": torch, "sizes": iter([1 << 20, 1 << 22]), "unused": lambda: names}
+    cell = pickle.loads(Cell("x = torch.zeros(next(sizes), device='cuda')", names).packed())
+    # 2²⁰ numbers of 4 bytes, each time
+    assert [peak(cell), peak(cell)] == [4 << 20, 4 << 20]
+    with pytest.raises(ValueError, match="run it on a virtual GPU"):
+        run(cell, machine=CPU)
+
+
+def test_a_name_that_cannot_be_packed_is_named() -> None:
+    names = {"sizes": (size for size in (1, 2))}
+    with pytest.raises(UnsendableCellError, match="sizes, a generator, cannot be copied"):
+        Cell("next(sizes)", names).packed()
 
 
 def test_a_check_can_end_a_cell_as_if_it_had_come_to_its_end() -> None:

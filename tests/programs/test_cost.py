@@ -18,7 +18,7 @@ def cost_of(function) -> Cost:
     with mx.virtual("A100"):
         device = active()
         assert device is not None
-        with measuring(device.runner) as meter:
+        with measuring(device) as meter:
             function()
     return meter.total()
 
@@ -97,7 +97,7 @@ def test_attention_that_returns_its_seed_on_the_cpu_is_no_copy():
     with mx.virtual("A100", release="2.6"):
         device = active()
         assert device is not None
-        with measuring(device.runner) as meter:
+        with measuring(device) as meter:
             step()
     assert [work.rate for work in meter.total().works if work.flops] == [Rate.BF16]
 

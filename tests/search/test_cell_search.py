@@ -12,11 +12,12 @@ import torch
 from memexplore.analysis import curves
 from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.machine import machine_of
+from memexplore.run.programs import names
+from memexplore.run.programs.cell import Cell
+from memexplore.run.programs.names import PackedNames
 from memexplore.run.programs.out_of_memory import fits
 from memexplore.run.run import Want, run
-from memexplore.run.search import cell_copy
 from memexplore.run.search.advice import Advice
-from memexplore.run.search.cell_copy import CellCopy
 from memexplore.run.search.cell_search import CellSearch
 from memexplore.run.search.runners import OneByOne
 from memexplore.run.search.searching import run_all
@@ -39,11 +40,11 @@ for epoch in range(4):
 """
 
 
-def copy_of(code: str, **names: Any) -> CellCopy:
-    return CellCopy(code, "<cell>", cloudpickle.dumps(names))
+def copy_of(code: str, **values: Any) -> Cell:
+    return Cell(code, PackedNames(cloudpickle.dumps(values)))
 
 
-def searched(cell: CellCopy, gpu: str) -> Advice:
+def searched(cell: Cell, gpu: str) -> Advice:
     machine = machine_of(gpu)
     search = CellSearch(cell, machine)
     for _ in run_all(search, OneByOne(cell, machine, Want.TAPE)):
@@ -104,7 +105,7 @@ def test_a_run_ends_some_updates_after_the_one_that_failed() -> None:
 
 @pytest.mark.parametrize("line", ["torch.zeros(8, device='cuda')", "pass"], ids=["gpu", "cpu"])
 def test_a_run_that_takes_too_long_is_an_error(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
-    monkeypatch.setattr(cell_copy, "_SECONDS", 1.0)
+    monkeypatch.setattr(names, "_SECONDS", 1.0)
     cell = copy_of(f"import torch\nwhile True: {line}")
     with pytest.raises(TimeoutError, match="for 1 s without an end"):
         searched(cell, "T4")
@@ -125,7 +126,7 @@ def _made_slowly() -> torch.Tensor:
 
 
 def test_names_that_take_too_long_to_copy_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cell_copy, "_SECONDS", 1.0)
+    monkeypatch.setattr(names, "_SECONDS", 1.0)
     with pytest.raises(TimeoutError, match="for 1 s without an end"):
         copy_of("pass", slow=_Slow()).execute(Knobs(), machine_of("T4"))
 

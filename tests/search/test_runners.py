@@ -19,10 +19,10 @@ from memexplore import virtual
 from memexplore.run.code.lines import lines
 from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.machine import machine_of
+from memexplore.run.programs.packing import pack_step, unpacked
 from memexplore.run.programs.step import Step
 from memexplore.run.run import Want, run
 from memexplore.run.search import runners, workers
-from memexplore.run.search.packing import pack_step, unpacked
 from memexplore.run.search.results import Done, Failed
 from memexplore.run.search.runners import LocalRunner, Origin, runner_of
 from memexplore.run.search.sweep import stream, sweep

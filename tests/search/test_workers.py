@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from memexplore.run.programs.packing import unpacked
 from memexplore.run.search import workers
-from memexplore.run.search.packing import unpacked
 from memexplore.run.search.process_settings import process_settings
 from memexplore.run.search.workers import NICENESS, Workers
 

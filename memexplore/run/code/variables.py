@@ -1,9 +1,12 @@
-"""The variables that a cell assigns, read from its source, and the cell with other values for them."""
+"""The variables of a cell: which it assigns, the cell with other values for them, and which names it needs."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import builtins
+import dis
+from collections.abc import Iterator, Mapping
+from types import CodeType, FunctionType
 from typing import Any
 
 _SEQUENCES = (ast.Tuple, ast.List)
@@ -73,3 +76,47 @@ def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
         return
     for name, part in zip(target.elts, value.elts, strict=True):
         yield from _pairs(name, part)
+
+
+def names_in(program: CodeType) -> Iterator[str]:
+    """Yield all names of variables and attributes in code, those of inner functions included.
+
+    >>> sorted(set(names_in(compile("f = lambda: x.y", "<cell>", "exec"))))
+    ['f', 'x', 'y']
+    """
+    yield from program.co_names
+    for constant in program.co_consts:
+        if isinstance(constant, CodeType):
+            yield from names_in(constant)
+
+
+def names_made(program: CodeType) -> list[str]:
+    """Return the names that the code of a cell assigns before it reads them: what they were is not needed.
+
+    >>> names_made(compile("x = y; y = 1", "<cell>", "exec"))
+    ['x']
+    """
+    first: dict[str, str] = {}
+    for instruction in dis.get_instructions(program):
+        if instruction.opname.endswith(("_NAME", "_GLOBAL")):
+            first.setdefault(instruction.argval, instruction.opname)
+    return [name for name, operation in first.items() if operation.startswith("STORE")]
+
+
+def names_read(program: CodeType, namespace: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the names of a notebook that the code of a cell needs, also through functions of the notebook.
+
+    >>> names_read(compile("x = y", "<cell>", "exec"), {"x": 1, "y": 2, "z": 3})
+    {'y': 2}
+    """
+    used: dict[str, Any] = {}
+    waiting = [program]
+    while waiting:
+        for name in names_in(waiting.pop()):
+            if name in used or name not in namespace or hasattr(builtins, name):
+                continue
+            value = used[name] = namespace[name]
+            if isinstance(value, FunctionType) and value.__globals__ is namespace:
+                waiting.append(value.__code__)
+    made = names_made(program)
+    return {name: value for name, value in used.items() if name not in made}

@@ -6,38 +6,36 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 from types import CodeType
-from typing import Any, ClassVar
+from typing import Any
 
+import cloudpickle
 import torch
 
 from memexplore.recorder.isolation import Unrelated
 from memexplore.recorder.recording import record
 from memexplore.run.code.variables import assigned, with_values
 from memexplore.run.knobs.knobs import Knobs
-from memexplore.run.machine import DEFAULT_VIRTUAL, Machine, bytes_on, machine_of
-from memexplore.run.programs import real_run
+from memexplore.run.machine import DEFAULT_VIRTUAL, Machine, machine_of
 from memexplore.run.programs.acting import Plan
-from memexplore.run.programs.cost import Cost, measuring
+from memexplore.run.programs.cost import measuring
 from memexplore.run.programs.execution import Execution
-from memexplore.run.programs.initial_state import InitialState
 from memexplore.run.programs.loop import Loop, Ran, ran
+from memexplore.run.programs.names import NotebookNames, PackedNames
 from memexplore.run.programs.out_of_memory import ending_out_of_memory
+from memexplore.run.programs.packing import CellPickler
 from memexplore.run.programs.seen import Batch, Seen
-from memexplore.text.units import size_text
-
-VARIABLES_ALONE = "The notebook's variables alone"
-"""Beginning of the note of a tape on whose GPU the notebook's variables do not fit."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cell:
     """The source of a notebook cell and the names that it uses.
 
-    `namespace` is copied (the dictionary, not its values). `filename` is the name of the cell in stacks.
-    A run is undone: modules, optimizers, schedulers and gradient scalers of the namespace, the random states and the
+    `names` are those of a notebook, of which the dictionary is copied and not its values, or a packed copy, for a
+    virtual GPU only. `filename` is the name of the cell in stacks.
+    A run is undone: modules, optimizers, schedulers and gradient scalers of the notebook, the random states and the
     names are restored. A run does not undo files that the cell writes, iterators and generators of earlier cells that
     it advances, changes of other objects of earlier cells (a list it appends to, a tensor it writes into on a real
-    device), and CPU code beside a virtual GPU, which runs for real.
+    device), and CPU code beside a virtual GPU, which runs for real. A packed copy is made anew for each run.
 
     >>> cell = Cell("size = 1000\\nx = torch.zeros(size, device='cuda')", {"torch": torch})
     >>> from memexplore.analysis import curves
@@ -50,22 +48,37 @@ class Cell:
     """
 
     code: str
-    namespace: dict[str, Any] = dataclasses.field(repr=False)
+    names: dataclasses.InitVar[dict[str, Any] | NotebookNames | PackedNames]
     filename: str = "<cell>"
-    may_be_endless: ClassVar[bool] = True
-    _initial: InitialState = dataclasses.field(init=False, repr=False)
+    _names: NotebookNames | PackedNames = dataclasses.field(init=False, repr=False)
+    _program: CodeType = dataclasses.field(init=False, repr=False)
     _loop: Loop = dataclasses.field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "namespace", dict(self.namespace))
+    def __post_init__(self, names: dict[str, Any] | NotebookNames | PackedNames) -> None:
         try:
-            compile(self.code, self.filename, "exec", dont_inherit=True)
+            program = compile(self.code, self.filename, "exec", dont_inherit=True)
         except SyntaxError as error:
             if "await" in self.code and "outside" in str(error):
                 raise ValueError("a cell that awaits cannot be run again: take the await out of it") from None
             raise
-        object.__setattr__(self, "_initial", InitialState(self.namespace))
+        object.__setattr__(self, "_names", NotebookNames(names) if isinstance(names, dict) else names)
+        object.__setattr__(self, "_program", program)
         object.__setattr__(self, "_loop", Loop("this cell", lambda seen: self.assigned()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.code, self._names, self.filename)
+
+    def packed(self, pickler: type[CellPickler] = CellPickler) -> bytes:
+        """Return the cell with a copy of the names that it reads as bytes, for another process.
+
+        Raises `UnsendableCellError` with the reason where a name cannot be copied.
+        """
+        return cloudpickle.dumps(Cell(self.code, self._names.packed(self._program, pickler), self.filename))
+
+    @property
+    def may_be_endless(self) -> bool:
+        """Whether the cell may go on for ever where it has the memory."""
+        return self._names.may_be_endless
 
     def assigned(self) -> dict[str, Any]:
         """Return the variables that the cell assigns outside of functions; the value of a literal, else None."""
@@ -103,14 +116,14 @@ class Cell:
         """Execute the cell with some knobs on a new virtual GPU or on a real device.
 
         What the notebook has on a real GPU is put on the virtual one first; where it does not fit, the tape ends there,
-        with a note that begins with `VARIABLES_ALONE`.
+        with a note that begins with `names.VARIABLES_ALONE`.
 
         The knobs of a model are applied to every model at its first call, those of the loop where the cell makes its
         DataLoader and its optimizer; what a run as written has not shown yet, another run shows first. The output of
         the cell is dropped. On a real device neither FLOPs nor time are measured: a cell is not one step.
 
         Raises what the cell raises, except running out of memory; ValueError for a knob that cannot act, and for a
-        variable that the cell does not assign.
+        variable that the cell does not assign; TimeoutError for a packed cell that runs for too long.
         """
         plan = self._loop.plan(knobs, self._observe(machine), is_virtual=machine.is_virtual)
         return self._run(plan, machine, self.watching() if knobs == Knobs() else contextlib.nullcontext())
@@ -122,46 +135,32 @@ class Cell:
     def _run(self, plan: Plan, machine: Machine, block: contextlib.AbstractContextManager[Any]) -> Execution:
         """Run the cell inside a block."""
         code = compile(with_values(self.code, plan.variables), self.filename, "exec", dont_inherit=True)
-        run = self._run_on_virtual_gpu if machine.is_virtual else self._run_on_real_device
-        return run(code, plan, machine, block)
-
-    def _run_on_virtual_gpu(
-        self, code: CodeType, plan: Plan, machine: Machine, block: contextlib.AbstractContextManager[Any]
-    ) -> Execution:
-        names, result, are_moved = dict(self.namespace), Ran(), False
-        with self._initial.restored(), machine.turned_on() as device, contextlib.ExitStack() as stack:
-            with record() as recording, measuring(device.runner) as meter:
+        real = machine.recorded_device
+        device = real or torch.device("cuda")
+        names: dict[str, Any] = {}
+        has_names, result = False, Ran()
+        with self._names.restored(machine), machine.block() as gpu, contextlib.ExitStack() as stack:
+            with (
+                record(real, Unrelated.DROPPED) as recording,
+                self._names.limited(recording),
+                measuring(gpu) as meter,
+            ):
                 with ending_out_of_memory(recording):
-                    self._initial.put_on_virtual_gpu(names)
-                    are_moved = True
-                if are_moved:
-                    result = ran(lambda: exec(code, names), plan, names, block, stack, torch.device("cuda"), recording)
+                    names = self._names.begin()
+                    if real is None:
+                        self._names.put_on_virtual_gpu(names)
+                    has_names = True
+                if has_names:
+                    result = ran(lambda: exec(code, names), plan, names, block, stack, device, recording)
             names.clear()
         tape = recording.tape
-        if not are_moved:
-            size = size_text(self._initial.bytes_on_real_gpus(self.namespace))
-            note = f"{VARIABLES_ALONE} need {size}, and do not fit: the cell did not run."
-            tape = tape.replace(meta=tape.meta._replace(notes=(*tape.meta.notes, note)))
+        if not has_names:
+            tape = tape.replace(meta=tape.meta._replace(notes=(*tape.meta.notes, *self._names.notes_without_room())))
         return Execution(plan.knobs, tape, result.applied, meter.total(), samples=result.samples)
 
-    def _run_on_real_device(
-        self, code: CodeType, plan: Plan, machine: Machine, block: contextlib.AbstractContextManager[Any]
-    ) -> Execution:
-        names, device = dict(self.namespace), machine.device
-        with (
-            real_run.preserve_device(device),
-            self._initial.restored(),
-            self._initial.preserve_values(),
-            contextlib.ExitStack() as stack,
-        ):
-            with record(device, Unrelated.DROPPED) as recording:
-                result = ran(lambda: exec(code, names), plan, names, block, stack, device, recording)
-            names.clear()
-        return Execution(plan.knobs, recording.tape, result.applied, Cost(), samples=result.samples)
-
     def bytes_on(self, device: torch.device) -> int:
-        """Return the bytes of the namespace's models, gradients, optimizer states and tensors on a real GPU."""
-        return bytes_on(device, self._initial.tensors(self.namespace))
+        """Return the bytes of the names' models, gradients, optimizer states and tensors on a real GPU."""
+        return self._names.bytes_on(device)
 
     def samples_of(self, knobs: Knobs) -> int:
         """Return 1: where a run has trained, its `Execution` says how many samples."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from memexplore.hardware.catalogue import Gpu
 from memexplore.hardware.links import links_of
-from memexplore.virtual_gpu.dispatch.runner import PlanRunner
+from memexplore.virtual_gpu.device import VirtualGpu
 from memexplore.virtual_gpu.dispatch.work import CheckedWorks, Work, seconds_on
 from memexplore.virtual_gpu.kernels.traffic import Traffic
 from memexplore.virtual_gpu.tensors.local_device import GPUS_OF_A_NODE
@@ -91,9 +91,16 @@ class Meter:
 
 
 @contextlib.contextmanager
-def measuring(runner: PlanRunner) -> Iterator[Meter]:
-    """Collect the work of the ops that run on a virtual GPU in the block, and what the collectives send."""
+def measuring(gpu: VirtualGpu | None) -> Iterator[Meter]:
+    """Collect the work of the ops that run on a virtual GPU in the block, and what the collectives send.
+
+    On a real device, which is None, nothing is collected.
+    """
     meter = Meter()
+    if gpu is None:
+        yield meter
+        return
+    runner = gpu.runner
     before = runner.work_log, runner.traffic_log
     runner.work_log, runner.traffic_log = meter.works, meter.traffic
     try:

@@ -19,10 +19,9 @@ from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.machine import DEFAULT_VIRTUAL, Machine, machine_of
 from memexplore.run.programs import interpreter, real_run
 from memexplore.run.programs.acting import CannotActError, Plan
-from memexplore.run.programs.cost import Meter, measuring
+from memexplore.run.programs.cost import measuring
 from memexplore.run.programs.execution import Execution
 from memexplore.run.programs.loop import Loop, ran
-from memexplore.virtual_gpu.device import VirtualGpu
 from memexplore.virtual_gpu.files import session
 
 
@@ -87,12 +86,18 @@ class Script:
 
     def _run(self, plan: Plan, machine: Machine, block: contextlib.AbstractContextManager[Any]) -> Execution:
         """Run the script inside a block."""
-        device = torch.device("cuda") if machine.is_virtual else machine.device
-        isolated = contextlib.nullcontext() if machine.is_virtual else real_run.preserve_device(device)
-        with isolated, _restored(), session.every_file(), machine.block() as gpu, contextlib.ExitStack() as stack:
-            metered = measuring(gpu.runner) if isinstance(gpu, VirtualGpu) else contextlib.nullcontext(Meter())
-            with record(machine.recorded_device) as recording, metered as meter:
-                result = ran(self._to_its_end, plan, {}, block, stack, device, recording)
+        real = machine.recorded_device
+        device = real or torch.device("cuda")
+        with (
+            contextlib.nullcontext() if real is None else real_run.preserve_device(real),
+            _restored(),
+            session.every_file(),
+            machine.block() as gpu,
+            contextlib.ExitStack() as stack,
+            record(real) as recording,
+            measuring(gpu) as meter,
+        ):
+            result = ran(self._to_its_end, plan, {}, block, stack, device, recording)
         return Execution(plan.knobs, recording.tape, result.applied, meter.total(), samples=result.samples)
 
     def _to_its_end(self) -> None:

@@ -179,7 +179,7 @@ def _observed(step: Step, knobs: Knobs, machine: Machine, record: StepRecord | N
 
     def steps() -> Iterator[int]:
         nonlocal begun, trace, cost, meter
-        with measuring(device.runner) as meter:
+        with measuring(device) as meter:
             yield 0
         cost = meter.total()
         if record is not None:

@@ -7,8 +7,8 @@
   GPUs, and the cheapest set to rent. These are searches that `run_log` runs beside each other.
 - `run_log`: all runs of one search; `progress`: how far it is.
 - `searching`: a search only says what to run next; `runners` run it: here, in processes, on an executor.
-- `workers`: processes of this machine; `packing`: steps as bytes for them; `results`: what comes back.
+- `workers`: processes of this machine; `results`: what comes back.
 - `search_process` runs a search in a process of its own.
-- `cell_copy`: a notebook cell that another process can run; `cell_search`: the search of its settings.
+- `cell_search`: the search of the settings of a notebook cell.
 - `results_table`: sweeps and advice as text and HTML tables.
 """

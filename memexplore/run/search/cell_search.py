@@ -14,13 +14,13 @@ from memexplore.run.code.own_code import OwnCode
 from memexplore.run.knobs.control import Explored
 from memexplore.run.knobs.knobs import KNOBS, Knobs, conflicts
 from memexplore.run.machine import Machine
+from memexplore.run.programs.cell import Cell
 from memexplore.run.programs.outcome import Outcome, extra_flops, slow_down
 from memexplore.run.programs.seen import Place
 from memexplore.run.programs.written import assigned_batch
 from memexplore.run.search import candidates
 from memexplore.run.search.advice import Advice, Option, Subject, rank, undominated
 from memexplore.run.search.candidates import BatchResult, LargestBatch
-from memexplore.run.search.cell_copy import CellCopy
 from memexplore.run.search.progress import Progress, estimate_seconds_left
 from memexplore.run.search.results import Done, Result
 from memexplore.run.search.run_log import Wanted
@@ -34,7 +34,7 @@ _MOST_GPUS = 4
 _EXPECTED_RUNS = 30
 
 
-def _knobs(gpu: catalogue.Gpu, cell: CellCopy) -> list[Knobs]:
+def _knobs(gpu: catalogue.Gpu, cell: Cell) -> list[Knobs]:
     """Return the knobs that a cell can have and that may save memory, one at a time."""
     explored = Explored(batch=None if cell.batch is None else cell.batch.size)
     unavailable = cell.unavailable_knobs()
@@ -68,13 +68,12 @@ class CellSearch:
     First the cell as written is run, then each knob that it can have, then pairs of those that save memory, smaller
     batches, and larger GPUs. The search ends after some minutes, and the advice then has what was found.
 
-    >>> import pickle
     >>> from memexplore.run.machine import machine_of
     >>> from memexplore.run.run import Want
     >>> from memexplore.run.search.runners import OneByOne
     >>> from memexplore.run.search.searching import run_all
     >>> code = "import torch; batch = 8; x = torch.zeros(batch << 20, device='cuda')"
-    >>> cell, machine = CellCopy(code, "<cell>", pickle.dumps({})), machine_of("24MiB")
+    >>> cell, machine = Cell(code, {}), machine_of("24MiB")
     >>> search = CellSearch(cell, machine)
     >>> for _ in run_all(search, OneByOne(cell, machine, Want.TAPE)):
     ...     pass
@@ -82,7 +81,7 @@ class CellSearch:
     'batch = 6'
     """
 
-    def __init__(self, cell: CellCopy, machine: Machine) -> None:
+    def __init__(self, cell: Cell, machine: Machine) -> None:
         self._cell, self._machine = cell, machine
         self.gpu = machine.gpu.for_release(machine.release)
         self._own = OwnCode(cell.code.strip("\n"))

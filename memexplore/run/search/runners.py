@@ -24,9 +24,9 @@ import cloudpickle
 from memexplore.run.code.lines import recorded_sites
 from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.machine import Machine
+from memexplore.run.programs.packing import UnsendableStepError, pack_step, unpacked
 from memexplore.run.programs.step import Step
 from memexplore.run.run import Program, Want, run
-from memexplore.run.search.packing import UnsendableStepError, pack_step, unpacked
 from memexplore.run.search.process_settings import process_settings, with_process_settings
 from memexplore.run.search.results import Done, Failed, Result, sendable, without_frames
 from memexplore.run.search.workers import Worker, Workers, processor_count

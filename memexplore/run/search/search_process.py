@@ -19,14 +19,14 @@ import torch
 from memexplore.analysis.tables import is_users
 from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.machine import Machine, available_system_memory
+from memexplore.run.programs.cell import Cell
+from memexplore.run.programs.packing import pack_step, unpacked
 from memexplore.run.programs.step import Step
 from memexplore.run.run import Want
 from memexplore.run.search import workers
 from memexplore.run.search.advice import Advice
 from memexplore.run.search.advise import BUDGET, StepSearch
-from memexplore.run.search.cell_copy import CellCopy
 from memexplore.run.search.cell_search import CellSearch
-from memexplore.run.search.packing import pack_step, unpacked
 from memexplore.run.search.process_settings import ProcessSettings, process_settings
 from memexplore.run.search.progress import Progress
 from memexplore.run.search.results import sendable, without_frames
@@ -69,9 +69,8 @@ def events_of(search: Search, runner: Runner) -> Generator[Found | Ended, None, 
 class SearchProcess:
     """A search that runs in a process of its own, and in worker processes of that one.
 
-    The step may be packed already, or be a packed `CellCopy`. `report` is called in a thread with each `Found`, and
-    once with `Ended`. The process gets `settings`, by default those of this process. For the other arguments see
-    `advise`.
+    The step may be packed already, or be a packed `Cell`. `report` is called in a thread with each `Found`, and once
+    with `Ended`. The process gets `settings`, by default those of this process. For the other arguments see `advise`.
 
     Raises `UnsendableStepError` for a step that cannot be sent to another process.
     """
@@ -194,8 +193,8 @@ def _answer(packed: bytes, request: tuple[Machine, Knobs | None]) -> Generator[F
             yield _sendable(event)
 
 
-def _search(program: Step | CellCopy, machine: Machine, base: Knobs | None) -> tuple[Search, Runner]:
-    if isinstance(program, CellCopy):
+def _search(program: Step | Cell, machine: Machine, base: Knobs | None) -> tuple[Search, Runner]:
+    if isinstance(program, Cell):
         return CellSearch(program, machine), OneByOne(program, machine, Want.TAPE)
     origin = Origin.FRESH
     if workers.can_fork():

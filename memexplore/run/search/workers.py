@@ -35,9 +35,9 @@ import cloudpickle
 import torch
 
 from memexplore.run.machine import CUDA, default_name
+from memexplore.run.programs.packing import unpacked
 from memexplore.run.programs.step import Step
 from memexplore.run.programs.step_record import built_model
-from memexplore.run.search.packing import unpacked
 from memexplore.run.search.process_settings import ProcessSettings, set_process_settings
 from memexplore.virtual_gpu.dispatch import autograd_engine
 

@@ -7,8 +7,8 @@ import pickle
 import torch
 from torch import nn
 
+from memexplore.run.programs.packing import pack_step
 from memexplore.run.programs.step import Step
-from memexplore.run.search.packing import pack_step
 from tests.search.sweep_steps import step
 
 

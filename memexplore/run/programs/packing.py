@@ -1,7 +1,9 @@
-"""Pack a step as bytes for another process, and unpack it there.
+"""Pack a step, or the names of a cell, as bytes for another process, and unpack it there.
 
 The bytes are made by cloudpickle, so functions and models of a notebook cell can be sent whatever the executor's own
-pickling supports. Of weights only shapes are sent: a virtual run never reads their values.
+pickling supports. Of weights only shapes are sent: a virtual run never reads their values. Of a cell only the names
+that it reads are sent, also those that functions of the notebook read; of tensors on a GPU, and of large ones, only
+shapes.
 """
 
 from __future__ import annotations
@@ -13,22 +15,29 @@ import io
 import pickle
 import sys
 import types
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 import torch
 
+from memexplore.run.code.variables import names_made, names_read
 from memexplore.run.programs import batches
-from memexplore.run.programs.step import Step
 from memexplore.torch_internals.dispatch import pytree
 from memexplore.torch_internals.state import calls_optimizer_hooks
 from memexplore.torch_internals.tensors import PARAMETER_MARK
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, fake_cpu_tensor
 
+if TYPE_CHECKING:
+    from memexplore.run.programs.step import Step
+
 _MIN_WEIGHT = 1 << 12
 """Weights of the model from 4 KiB on are sent as shapes: they are on the virtual GPU before anything reads them."""
 _MIN_LARGE = 1 << 20
 """So are batches from 1 MiB on, as in `Step.batch_of`, and parameters outside the model."""
+_MOST_VALUES = 16 << 20
+"""So are tensors of a cell on the CPU from 16 MiB on."""
+_MOST_BYTES = 256 << 20
+"""Most bytes of the names of a cell."""
 _MOST_UNPACKED = 4
 """Programs that a process keeps, the most recent."""
 
@@ -46,9 +55,8 @@ class StepPickler(cloudpickle.Pickler):
         """Return how an object is rebuilt, NotImplemented for the way of cloudpickle."""
         if isinstance(obj, torch.Tensor) and self._by_shape(obj):
             parameter = isinstance(obj, torch.nn.Parameter) or bool(getattr(obj, PARAMETER_MARK, False))
-            shape = _Shape(tuple(obj.shape), obj.stride(), obj.dtype, obj.requires_grad, parameter)
             # Some optimizers read attributes that users set on weights; those of virtual tensors are their own fields.
-            return _fake_tensor, (shape, {} if isinstance(obj, VirtualTensor) else dict(vars(obj)))
+            return _fake_tensor, (_shape_of(obj, parameter), {} if isinstance(obj, VirtualTensor) else dict(vars(obj)))
         # cloudpickle cannot pickle modules of other classes, such as `torch.backends.cudnn`, which a loss may read.
         special = isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType
         if special and sys.modules.get(name := obj.__name__) is obj:
@@ -120,6 +128,10 @@ class _Shape(NamedTuple):
     parameter: bool
 
 
+def _shape_of(tensor: torch.Tensor, is_parameter: bool) -> _Shape:
+    return _Shape(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad, is_parameter)
+
+
 def _fake_tensor(shape: _Shape, attributes: dict[str, Any]) -> torch.Tensor:
     fake = fake_cpu_tensor(shape.shape, shape.dtype, shape.stride)
     # As `torch.nn.Parameter(fake)`, without its detach, which needs a running virtual GPU.
@@ -153,6 +165,96 @@ def pack_step(step: Step, pickler: type[StepPickler] = StepPickler) -> bytes:
         ) from error
     return file.getvalue()
 
+
+# --- the names of a cell --------------------------------------------------------------------------------------------
+
+
+class CellPickler(StepPickler):
+    """Pickles tensors on a GPU as their shapes on the virtual GPU that is on where they are unpickled."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Return how an object is rebuilt, NotImplemented for the way of cloudpickle."""
+        if isinstance(obj, torch.Tensor) and obj.is_cuda and obj.layout is torch.strided and not obj.is_quantized:
+            return _on_gpu, (_shape_of(obj, isinstance(obj, torch.nn.Parameter)),)
+        return super().reducer_override(obj)
+
+    def _by_shape(self, tensor: torch.Tensor) -> bool:
+        is_plain = tensor.layout is torch.strided and not tensor.is_quantized
+        return is_plain and tensor.nbytes > _MOST_VALUES
+
+
+def _on_gpu(shape: _Shape) -> torch.Tensor:
+    """Return a tensor on the virtual GPU; numbers that may be indices are 0, and masks keep everything."""
+    made = torch.empty_strided(shape.shape, shape.stride, dtype=shape.dtype, device="cuda")
+    if not shape.dtype.is_floating_point and not shape.dtype.is_complex and 0 not in shape.stride:
+        made.fill_(shape.dtype is torch.bool)
+    return torch.nn.Parameter(made, shape.gradient) if shape.parameter else made.requires_grad_(shape.gradient)
+
+
+class UnsendableCellError(TypeError):
+    """The reason why a cell cannot be sent to another process."""
+
+
+class _Bounded(io.BytesIO):
+    """A file in memory that refuses more than some bytes."""
+
+    def write(self, data: Any, /) -> int:
+        if self.tell() + len(memoryview(data).cast("B")) > _MOST_BYTES:
+            raise UnsendableCellError(f"its names hold more than {_MOST_BYTES >> 20} MiB")
+        return super().write(data)
+
+
+class _Names:
+    """Unpickled as the names, in the dictionary that the functions among them have as globals."""
+
+    def __init__(self, *parts: Any) -> None:
+        self._parts = parts
+
+    def __reduce__(self) -> Any:
+        return _joined, self._parts
+
+
+def _joined(anchor: types.FunctionType, names: dict[str, Any], made: list[str]) -> dict[str, Any]:
+    joined = anchor.__globals__
+    for name in made:
+        # Which functions use.
+        joined.pop(name, None)
+    joined.update(names)
+    return joined
+
+
+def pack_names(program: types.CodeType, namespace: dict[str, Any], pickler: type[CellPickler] = CellPickler) -> bytes:
+    """Return the names that the code of a cell reads as bytes. They are unpickled while a virtual GPU is on.
+
+    Raises UnsendableCellError with the name that cannot be copied.
+    """
+    names = names_read(program, namespace)
+    # Functions of one dictionary have one dictionary again.
+    anchor = types.FunctionType((lambda: None).__code__, namespace)
+    try:
+        return _dumped(_Names(anchor, names, names_made(program)), pickler)
+    except UnsendableCellError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+    for name, value in names.items():
+        try:
+            _dumped(value, pickler)
+        except UnsendableCellError:
+            raise
+        except Exception as error:
+            reason = f"{name}, a {type(value).__name__}, cannot be copied ({error})"
+            break
+    raise UnsendableCellError(reason)
+
+
+def _dumped(value: Any, pickler: type[CellPickler]) -> bytes:
+    file = _Bounded()
+    pickler(file, {}).dump(value)
+    return file.getvalue()
+
+
+# --- in the other process -------------------------------------------------------------------------------------------
 
 _unpacked: dict[str, Any] = {}
 
