@@ -88,9 +88,10 @@ _NICE = 19
 
 def pytest_configure(config: pytest.Config) -> None:
     """Leave slow tests out of a run of all tests; make a folder that all processes of pytest-xdist share."""
+    # Workers parse the command line too, without what was changed here.
+    if config.args_source is not config.ArgsSource.ARGS and not config.option.markexpr:
+        config.option.markexpr = _NOT_SLOW
     if not hasattr(config, "workerinput"):
-        if config.args_source is not config.ArgsSource.ARGS and not config.option.markexpr:
-            config.option.markexpr = _NOT_SLOW
         folder = tempfile.TemporaryDirectory(prefix="memexplore-tests-", ignore_cleanup_errors=True)
         config.add_cleanup(folder.cleanup)
         os.environ[_SHARED] = folder.name
