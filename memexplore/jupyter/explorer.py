@@ -18,10 +18,10 @@ from memexplore.jupyter.main_thread import MainThread
 from memexplore.jupyter.results import forget_old
 from memexplore.jupyter.static_output import StaticOutputs
 from memexplore.jupyter.view import View
+from memexplore.run import sentences
 from memexplore.run.code.own_code import OwnCode
 from memexplore.run.knobs.control import Control
 from memexplore.run.knobs.knobs import Knobs, not_now
-from memexplore.run.programs import sentences
 from memexplore.run.programs.step import Step
 from memexplore.run.run import Run
 
@@ -311,9 +311,7 @@ class Explorer:
 
     def _sentence(self) -> str:
         before, after = self._baseline(), self._shown
-        if before is None:
-            return sentences.first_sentence(after.execution)
-        return sentences.sentence(before.execution, after.execution, whole=(before.outcome, after.outcome))
+        return sentences.first_sentence(after) if before is None else sentences.sentence(before, after)
 
     # -- follow-up: the work after the timeline is drawn, in parts, cancelled by the next request
 

@@ -11,7 +11,7 @@ from memexplore.run.knobs.control import Control
 from memexplore.run.knobs.knobs import KNOBS, Knobs
 from memexplore.run.knobs.values import AS_WRITTEN
 from memexplore.run.programs.outcome import Outcome
-from memexplore.run.programs.sentences import percent_text
+from memexplore.run.sentences import percent_text
 
 _MAX_REASON_LENGTH = 400
 

@@ -256,7 +256,7 @@ def _can_run_again(error: BaseException | None) -> bool:
 
 @contextlib.contextmanager
 def record_like_replay(device: Any, gpu: str | None) -> Iterator[Recording]:
-    """Record a cell under the same conditions as its later runs (`Cell.run`)."""
+    """Record a cell under the same conditions as its later runs (`Cell.execute`)."""
     from memexplore.recorder import isolation
     from memexplore.recorder.isolation import Unrelated
     from memexplore.recorder.recording import record
@@ -279,7 +279,7 @@ def show_explorer(replay: Replay, tape: Tape, options: Options, names: dict[str,
     from memexplore.run.programs.execution import Execution
 
     seen = replay.cell.seen
-    samples = None if seen is None else seen.trained or None
+    samples = 1 if seen is None else seen.trained or 1
     execution = Execution(Knobs(), tape, ApplyReport(), replay.meter.total(), samples=samples)
     display(explore_cell(replay.cell, execution, dict(options.sliders), options.machine(), names=names))
 

@@ -14,11 +14,11 @@ from memexplore.run.code import diff
 from memexplore.run.code.own_code import OwnCode
 from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.programs.outcome import Outcome, extra_flops, point
-from memexplore.run.programs.sentences import percent_text
 from memexplore.run.programs.step import Step
 from memexplore.run.search.advice import Advice
 from memexplore.run.search.candidates import LargestBatch
 from memexplore.run.search.setting_text import on_base
+from memexplore.run.sentences import percent_text
 from memexplore.text.units import in_unit, size_text, unit_of
 
 _WRITTEN = Knobs()

@@ -41,9 +41,6 @@ class Program(Protocol):
         Whatever the program changes is restored. Raises what the program raises, except running out of memory.
         """
 
-    def samples_of(self, knobs: Knobs) -> int:
-        """Return the samples of one step, 1 where the program does not say."""
-
     def unavailable_knobs(self) -> dict[str, str]:
         """Return the fields of `Knobs` that the program cannot have, each with the reason."""
 
@@ -138,22 +135,15 @@ def run(program: Program, knobs: Knobs | None = None, machine: Machine | None = 
 def completed(program: Program, execution: Execution, machine: Machine) -> Run:
     """Return the run that an execution on a machine begins: with the one on unlimited memory if it does not fit."""
     whole = None if fits(execution.tape) else _whole(program, execution, machine)
-    return _run_of(program, execution, whole, machine)
+    return _run_of(execution, whole, machine)
 
 
-def _run_of(program: Program, execution: Execution, whole: Execution | None, machine: Machine) -> Run:
+def _run_of(execution: Execution, whole: Execution | None, machine: Machine) -> Run:
     is_fitting, capacity = fits(execution.tape), execution.tape.meta.capacity
     if whole is not None:
         execution = execution._replace(tape=with_whole(execution.tape, whole.tape))
-    numbered = whole or execution
-    numbers = outcome_of(
-        numbered,
-        machine.gpu,
-        machine.gpu.capacity if capacity is None else capacity,
-        numbered.samples or program.samples_of(execution.knobs),
-        fits=is_fitting,
-    )
-    return Run(execution, numbers)
+    capacity = machine.gpu.capacity if capacity is None else capacity
+    return Run(execution, outcome_of(whole or execution, machine.gpu, capacity, fits=is_fitting))
 
 
 class _TooLong(BaseException):
@@ -189,14 +179,11 @@ def _numbers(step: Step, knobs: Knobs, machine: Machine) -> Run:
     """
     whole = step.execute(knobs, machine.unlimited())
     if not step_run.is_traced(step, knobs, machine):
-        return _run_of(step, step.execute(knobs, machine), whole, machine)
+        return _run_of(step.execute(knobs, machine), whole, machine)
     capacity = machine.capacity
     known = _known_to_fit(whole.tape, capacity)
     placed = step_run.derived(step, knobs, machine) if known is None else None
-    numbers = outcome_of(
-        placed or whole, machine.gpu, capacity, step.samples_of(knobs), fits=known or placed is not None
-    )
-    return Run(whole, numbers)
+    return Run(whole, outcome_of(placed or whole, machine.gpu, capacity, fits=known or placed is not None))
 
 
 def _known_to_fit(tape: Tape, capacity: int) -> bool | None:
@@ -235,7 +222,6 @@ def expected(step: Step, knobs: Knobs, machine: Machine) -> Run | None:
             tape, applied = with_whole(failing.tape, whole.tape), failing.applied
     if tape is None:
         return None
-    execution = Execution(knobs, tape, applied, Cost())
+    execution = step_run.execution_of(step, knobs, tape, applied, Cost())
     shown = execution if tape.whole is None else execution._replace(tape=tape.whole)
-    numbers = outcome_of(shown, on.gpu, on.capacity, step.samples_of(knobs), fits=fits(tape))
-    return Run(execution, numbers, is_expected=True)
+    return Run(execution, outcome_of(shown, on.gpu, on.capacity, fits=fits(tape)), is_expected=True)

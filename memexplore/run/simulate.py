@@ -45,10 +45,6 @@ class Function:
                 raise
         return Execution(knobs, running.tape, ApplyReport(), Cost())
 
-    def samples_of(self, knobs: Knobs) -> int:
-        """Return 1: a function does not say how many samples it takes."""
-        return 1
-
     def unavailable_knobs(self) -> dict[str, str]:
         """Return the fields of `Knobs` that a function cannot have: all."""
         text = "a function has no knobs: make a Step of its model and batch"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from memexplore.run.knobs.knobs import Knobs
-from memexplore.run.programs.sentences import percent_text
+from memexplore.run.sentences import percent_text
 from tests.browser.explored import GRAPH, choose, hold, knob, ran, reset, wait_for
 from tests.browser.waiting import expect
 

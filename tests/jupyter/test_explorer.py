@@ -15,9 +15,9 @@ from memexplore.jupyter.explorer import Explorer
 from memexplore.run.knobs.checkpoints.setting import Checkpoint
 from memexplore.run.knobs.control import Explored
 from memexplore.run.knobs.knobs import KNOBS, Knobs
-from memexplore.run.programs.sentences import percent_text
 from memexplore.run.programs.step import Step
 from memexplore.run.run import run
+from memexplore.run.sentences import percent_text
 from tests.jupyter.explorer_actions import position, row, send, sentence, step, turn
 
 

@@ -15,11 +15,11 @@ from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.knobs.tensor_parallel import why_not_shared
 from memexplore.run.machine import machine_of
 from memexplore.run.programs.parallel import replicated
-from memexplore.run.programs.sentences import link_sentence
 from memexplore.run.programs.step import Step
 from memexplore.run.programs.step_run import traced
 from memexplore.run.run import Want, run
 from memexplore.run.search.sweep import sweep
+from memexplore.run.sentences import link_sentence
 
 MIB = 1024**2
 LAYER = 4 * MIB  # 1024 x 1024 numbers of 4 bytes

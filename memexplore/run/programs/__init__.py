@@ -16,5 +16,4 @@
 - `training_loop`, `optimizers`, `cost`: the loop that a step is run in, its optimizer, the roofline model.
 - `written`: what a step says where a knob changes nothing, as texts.
 - `fitting`: `fits`, whether a step or a function fits a GPU, with the margin.
-- `sentences`: the difference between two runs as one sentence.
 """

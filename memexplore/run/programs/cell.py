@@ -161,7 +161,3 @@ class Cell:
     def bytes_on(self, device: torch.device) -> int:
         """Return the bytes of the names' models, gradients, optimizer states and tensors on a real GPU."""
         return self._names.bytes_on(device)
-
-    def samples_of(self, knobs: Knobs) -> int:
-        """Return 1: where a run has trained, its `Execution` says how many samples."""
-        return 1

@@ -21,5 +21,5 @@ class Execution(NamedTuple):
     """Of the first step."""
     seconds: float = math.nan
     """Of one step, measured on a real device; not a number where the tape is predicted or ends out of memory."""
-    samples: int | None = None
-    """Samples of the whole run where they were counted, as in a cell, which may train for many steps."""
+    samples: int = 1
+    """Samples of one step; of the whole run of a cell or a script, which may make many; 1 where they are unknown."""

@@ -122,8 +122,8 @@ class Ran(NamedTuple):
     """What a run of a program under knobs has changed."""
 
     applied: ApplyReport = ApplyReport()
-    samples: int | None = None
-    """Samples in all calls that have trained."""
+    samples: int = 1
+    """Samples in all calls that have trained, 1 where none has."""
 
 
 def ran(
@@ -147,4 +147,4 @@ def ran(
     with without_prints(), ending_out_of_memory(recording), contextlib.suppress(ProgramEnded), knobs.running(device):
         program()
         is_complete = True
-    return Ran(knobs.report(is_complete=is_complete), knobs.trained or None)
+    return Ran(knobs.report(is_complete=is_complete), knobs.trained or 1)

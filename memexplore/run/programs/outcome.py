@@ -57,7 +57,7 @@ class Outcome(NamedTuple):
         return self.capacity - self.peak_reserved
 
 
-def outcome_of(execution: Execution, gpu: Gpu, capacity: int, samples: int, fits: bool) -> Outcome:
+def outcome_of(execution: Execution, gpu: Gpu, capacity: int, fits: bool) -> Outcome:
     """Return the numbers of an execution of the whole program, on a GPU of some capacity that it fits or not."""
     knobs, source = execution.knobs, execution.tape.meta.source
     computing, sending = execution.cost.seconds(gpu), execution.cost.link_seconds(gpu)
@@ -70,7 +70,7 @@ def outcome_of(execution: Execution, gpu: Gpu, capacity: int, samples: int, fits
         peak_reserved=peak(execution.tape, "reserved")[0],
         flops=execution.cost.flops,
         seconds=execution.seconds if source is Source.MEASURED else max(computing, sending),
-        samples=samples,
+        samples=execution.samples,
         applied=execution.applied,
         source=source,
         constant=_constant(execution.tape),

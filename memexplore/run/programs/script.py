@@ -107,10 +107,6 @@ class Script:
             if error.code:
                 raise RuntimeError(f"the script ended with exit status {error.code}") from error
 
-    def samples_of(self, knobs: Knobs) -> int:
-        """Return 1: where a run has trained, its `Execution` says how many samples."""
-        return 1
-
 
 @contextlib.contextmanager
 def _restored() -> Iterator[None]:

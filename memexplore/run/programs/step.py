@@ -126,10 +126,6 @@ class Step:
         """Execute two steps with some knobs, and restore the model; see `step_run.execute`."""
         return step_run.execute(self, knobs, machine)
 
-    def samples_of(self, knobs: Knobs) -> int:
-        """Return the samples of one step with some knobs."""
-        return knobs.batch or self.batch_size
-
     def unavailable_knobs(self) -> dict[str, str]:
         """Return the knobs that the step cannot have, each with the reason."""
         along_first = any(tensor.dim() and len(tensor) == self.batch_size for tensor in batches.tensors(self.batch))

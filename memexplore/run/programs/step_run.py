@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -32,9 +33,10 @@ from memexplore.run.programs.execution import Execution
 from memexplore.run.programs.step_record import StepRecord, TracedSetting, built_model, record_of
 from memexplore.run.programs.trace_reuse import FirstStep, FirstUpdate, Trace, first_step, requests_of, reusable_trace
 from memexplore.run.programs.weights_on_cpu import virtual_tensors_on_cpu
-from memexplore.tape import Meta
+from memexplore.tape import Meta, Tape
 from memexplore.text.units import size_text
 from memexplore.text.untrusted import encodable
+from memexplore.virtual_gpu.device import VirtualGpu
 from memexplore.virtual_gpu.values.notes import notes_of_run
 
 if TYPE_CHECKING:
@@ -95,18 +97,30 @@ def failing(step: Step, knobs: Knobs, machine: Machine) -> Execution | None:
 
     None if it was not traced, if it fits, and where only a run says which request ends it.
     """
-    gpu = machine.virtual_gpu()
-    setting = record_of(step).setting(knobs, gpu)
-    tape = None if setting is None else setting.tape_until_failure(gpu)
-    return None if setting is None or tape is None else Execution(knobs, tape, setting.applied, setting.cost)
+    return _placed(step, knobs, machine, TracedSetting.tape_until_failure)
 
 
 def derived(step: Step, knobs: Knobs, machine: Machine) -> Execution | None:
     """Return the execution of a setting without a run; None if it was not traced, or does not fit the virtual GPU."""
+    return _placed(step, knobs, machine, TracedSetting.tape_on)
+
+
+def _placed(
+    step: Step, knobs: Knobs, machine: Machine, place: Callable[[TracedSetting, VirtualGpu], Tape | None]
+) -> Execution | None:
     gpu = machine.virtual_gpu()
     setting = record_of(step).setting(knobs, gpu)
-    tape = None if setting is None else setting.tape_on(gpu)
-    return None if setting is None or tape is None else Execution(knobs, tape, setting.applied, setting.cost)
+    tape = None if setting is None else place(setting, gpu)
+    if setting is None or tape is None:
+        return None
+    return execution_of(step, knobs, tape, setting.applied, setting.cost)
+
+
+def execution_of(
+    step: Step, knobs: Knobs, tape: Tape, applied: ApplyReport, cost: Cost, seconds: float = math.nan
+) -> Execution:
+    """Return the execution of a step, with its samples."""
+    return Execution(knobs, tape, applied, cost, seconds, knobs.batch or step.batch_size)
 
 
 # --- on a real device -----------------------------------------------------------------------------------------------
@@ -130,7 +144,7 @@ def _execute_on_real_device(step: Step, knobs: Knobs, machine: Machine) -> Execu
             _check_memory(knobs, peak(twin_run.tape)[0])
     result = real_run.run(step, knobs, device, STEPS, sites)
     applied = result.applied._replace(notes=(*result.applied.notes, *notes))
-    return Execution(knobs, result.tape, applied, cost, result.seconds)
+    return execution_of(step, knobs, result.tape, applied, cost, result.seconds)
 
 
 def _check_memory(knobs: Knobs, needed: int) -> None:
@@ -154,7 +168,7 @@ def _execute(step: Step, knobs: Knobs, machine: Machine, record: StepRecord | No
     tape = observed.setting.trace.on_allocator(observed.meta, Settings.parse(machine.settings))
     if tape is None:
         return _execute(step, knobs, machine, None)
-    return Execution(knobs, tape, observed.setting.applied, observed.setting.cost)
+    return execution_of(step, knobs, tape, observed.setting.applied, observed.setting.cost)
 
 
 class _Continued(NamedTuple):
@@ -230,7 +244,7 @@ def _observed(step: Step, knobs: Knobs, machine: Machine, record: StepRecord | N
     tape = recording.tape
     depends_on_timing = tape.meta.late_reserved is not None or tape.meta.early_allocated is not None
     if record is None or depends_on_memory or begun is None or depends_on_timing:
-        return Execution(knobs, tape, applied, cost)
+        return execution_of(step, knobs, tape, applied, cost)
     assumptions = tape.meta.notes[len(recorder.predicted(gpu).notes) :]
     if trace is None:
         update = None
@@ -245,7 +259,7 @@ def _observed(step: Step, knobs: Knobs, machine: Machine, record: StepRecord | N
             if trace is not None:
                 record.add_trace(knobs, gpu, trace)
             record.add_setting(knobs, gpu, TracedSetting(trace or requests, applied, cost, assumptions, tape.meta))
-        return Execution(knobs, tape, applied, cost)
+        return execution_of(step, knobs, tape, applied, cost)
     setting = TracedSetting(trace, applied, cost, assumptions, tape.meta)
     record.add_setting(knobs, gpu, setting)
     return _Continued(setting, tape.meta)

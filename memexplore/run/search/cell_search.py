@@ -21,7 +21,7 @@ from memexplore.run.programs.written import assigned_batch
 from memexplore.run.search import candidates
 from memexplore.run.search.advice import Advice, Option, Subject, rank, undominated
 from memexplore.run.search.candidates import BatchResult, LargestBatch
-from memexplore.run.search.progress import Progress, estimate_seconds_left
+from memexplore.run.search.progress import Progress, progress_of
 from memexplore.run.search.results import Done, Result
 from memexplore.run.search.run_log import Wanted
 
@@ -132,8 +132,7 @@ class CellSearch:
         """Return how far the search is, after its first run."""
         runs = len(self._seconds)
         total = runs if self._has_ended else max(_EXPECTED_RUNS, runs + 1)
-        left = estimate_seconds_left(self._seconds, total)
-        return Progress(runs, len(self.errors), total, self._seconds[-1], left)
+        return progress_of(self._seconds, len(self.errors), total)
 
     def _run_smaller_batches(self) -> Wanted[None]:
         """Run smaller batches, until the largest that fits is known."""

@@ -36,6 +36,11 @@ def estimate_seconds_left(finished: list[float], total: int) -> float | None:
     return (finished[-1] - finished[0]) / (len(finished) - 1) * (total - len(finished))
 
 
+def progress_of(finished: list[float], failed: int, total: int) -> Progress:
+    """Return the progress after runs that have ended at some times, in seconds since the start."""
+    return Progress(len(finished), failed, total, finished[-1], estimate_seconds_left(finished, total))
+
+
 class ProgressBar(NamedTuple):
     """The progress as an output of a notebook: a bar and a line of text."""
 

@@ -20,7 +20,7 @@ from memexplore.run.search import candidates
 from memexplore.run.search.advice import Option, rank, undominated
 from memexplore.run.search.combinations import ACCEPTABLE_SLOW_DOWN
 from memexplore.run.search.estimates import Need, SearchPoint, need_of
-from memexplore.run.search.progress import Progress, estimate_seconds_left
+from memexplore.run.search.progress import Progress, progress_of
 from memexplore.run.search.results import Done, Result
 from memexplore.run.search.setting_text import on_base, on_other_gpus
 from memexplore.tape import Tape
@@ -136,8 +136,7 @@ class RunLog:
     def progress(self, *, has_ended: bool) -> Progress:
         """Return the progress of the search; only where it has ended as many runs are done as expected."""
         total = self.run_count if has_ended else max(self.expected_runs, self.run_count + 1)
-        seconds_left = estimate_seconds_left(self._finished, total)
-        return Progress(self.run_count, len(self.errors), total, self._finished[-1], seconds_left)
+        return progress_of(self._finished, len(self.errors), total)
 
     def need(self, knobs: Knobs) -> Need:
         """Return the bytes of a setting that was run by what they depend on."""

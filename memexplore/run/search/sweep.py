@@ -17,7 +17,7 @@ from memexplore.run.programs.outcome import Outcome, extra_flops, point, slow_do
 from memexplore.run.programs.step import Step
 from memexplore.run.programs.step_record import built_model
 from memexplore.run.run import Run, Want
-from memexplore.run.search.progress import Progress, Reporting, estimate_seconds_left, report_of
+from memexplore.run.search.progress import Reporting, progress_of, report_of
 from memexplore.run.search.results import Done, Failed, Result, error_text
 from memexplore.run.search.results_table import Line, html_table, sent_cells, sent_columns, text_table
 from memexplore.run.search.runners import runner_of
@@ -172,8 +172,7 @@ def sweep(
             finished.append(time.monotonic() - start)
             if report is not None:
                 failed = sum(isinstance(result, Failed) for result in results.values())
-                seconds_left = estimate_seconds_left(finished, len(every))
-                report(Progress(len(results), failed, len(every), finished[-1], seconds_left))
+                report(progress_of(finished, failed, len(every)))
     except KeyboardInterrupt:
         cancelled = True
     done = {knobs: one for knobs in wanted if isinstance(one := results.get(knobs), Done)}
