@@ -23,7 +23,7 @@ from memexplore.live.parts import parts_of, samples_of
 from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.knobs.precision import Precision
 from memexplore.run.programs import batches
-from memexplore.run.programs.packing import StepPickler, pack_step
+from memexplore.run.programs.packing import StepPickler
 from memexplore.run.programs.step import Step
 from memexplore.virtual_gpu.device import active
 from memexplore.virtual_gpu.tensors.tensor import fake_cpu_tensor
@@ -73,9 +73,8 @@ def pack(model: nn.Module, optimizer: torch.optim.Optimizer) -> bytes:
 
     Raises `UnsendableStepError` for a model that cannot be pickled.
     """
-    return pack_step(
-        Step(model, torch.zeros(1, device="cpu"), compute_loss=_no_loss, optimizer=optimizer), ModelPickler
-    )
+    step = Step(model, torch.zeros(1, device="cpu"), compute_loss=_no_loss, optimizer=optimizer)
+    return step.packed(ModelPickler)
 
 
 def pack_code(code: CodeLoss) -> bytes:

@@ -107,7 +107,7 @@ class FailedStep(NamedTuple):
     """A step that can be run in another process; holds no tensor."""
 
     packed: bytes
-    """The step, as `pack_step` packs one."""
+    """The step or the cell, as it packs itself."""
     assumed: tuple[str, ...]
     """What is not known of the step, as sentences."""
     settings: ProcessSettings

@@ -19,7 +19,7 @@ from memexplore import virtual
 from memexplore.run.code.lines import lines
 from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.machine import machine_of
-from memexplore.run.programs.packing import pack_step, unpacked
+from memexplore.run.programs.packing import unpacked
 from memexplore.run.programs.step import Step
 from memexplore.run.run import Want, run
 from memexplore.run.search import runners, workers
@@ -127,7 +127,7 @@ def test_an_optimizer_of_a_local_class_is_sent_while_a_virtual_gpu_is_on(pool):
         model(torch.zeros(8, 1024)).mean().backward()
         optimizer.step()
         sent = Step(model, torch.zeros(8, 1024), loss=torch.mean, optimizer=optimizer)
-        there = unpacked(pack_step(sent)).optimizer
+        there = unpacked(sent.packed()).optimizer
         # Its attributes go too, but for those that cannot be pickled.
         assert (there.schedule, hasattr(there, "lock"), type(there).step.hooked) == ([0.5], False, True)
         assert (there.second(), there.third[0] is there) == ([0.5], True)

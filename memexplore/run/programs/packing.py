@@ -144,7 +144,7 @@ class UnsendableStepError(TypeError):
     """A step cannot be sent to another process."""
 
 
-def pack_step(step: Step, pickler: type[StepPickler] = StepPickler) -> bytes:
+def pack_step(step: Step, pickler: type[StepPickler]) -> bytes:
     """Return a step as bytes for another process; weights and large batches are packed as shapes.
 
     Raises UnsendableStepError for a step that cannot be pickled.
@@ -223,7 +223,7 @@ def _joined(anchor: types.FunctionType, names: dict[str, Any], made: list[str]) 
     return joined
 
 
-def pack_names(program: types.CodeType, namespace: dict[str, Any], pickler: type[CellPickler] = CellPickler) -> bytes:
+def pack_names(program: types.CodeType, namespace: dict[str, Any], pickler: type[CellPickler]) -> bytes:
     """Return the names that the code of a cell reads as bytes. They are unpickled while a virtual GPU is on.
 
     Raises UnsendableCellError with the name that cannot be copied.

@@ -14,6 +14,7 @@ from memexplore.run.knobs.knobs import Knobs, unavailable_in
 from memexplore.run.machine import Machine
 from memexplore.run.programs import batches, optimizers, step_run
 from memexplore.run.programs.execution import Execution
+from memexplore.run.programs.packing import StepPickler, pack_step
 from memexplore.virtual_gpu import device
 from memexplore.virtual_gpu.patches.device_names import is_virtual
 from memexplore.virtual_gpu.tensors.tensor import fake_cpu_tensor
@@ -125,6 +126,13 @@ class Step:
     def execute(self, knobs: Knobs, machine: Machine) -> Execution:
         """Execute two steps with some knobs, and restore the model; see `step_run.execute`."""
         return step_run.execute(self, knobs, machine)
+
+    def packed(self, pickler: type[StepPickler] = StepPickler) -> bytes:
+        """Return the step as bytes for another process; weights and large batches are packed as shapes.
+
+        Raises `UnsendableStepError` for a step that cannot be pickled.
+        """
+        return pack_step(self, pickler)
 
     def unavailable_knobs(self) -> dict[str, str]:
         """Return the knobs that the step cannot have, each with the reason."""

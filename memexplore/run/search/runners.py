@@ -24,7 +24,7 @@ import cloudpickle
 from memexplore.run.code.lines import recorded_sites
 from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.machine import Machine
-from memexplore.run.programs.packing import UnsendableStepError, pack_step, unpacked
+from memexplore.run.programs.packing import UnsendableStepError, unpacked
 from memexplore.run.programs.step import Step
 from memexplore.run.run import Program, Want, run
 from memexplore.run.search.process_settings import process_settings, with_process_settings
@@ -216,7 +216,7 @@ class LocalRunner:
         return at_once > 1 and remaining * self._seconds[-1] * (1 - 1 / at_once) > _SECONDS_TO_START
 
     def _start(self, count: int) -> None:
-        packed = b"" if self._origin is Origin.FORKED else pack_step(self._step)
+        packed = b"" if self._origin is Origin.FORKED else self._step.packed()
         self._close_workers()
         self._workers = workers = Workers(_answer)
         if self._origin is Origin.FORKED:
@@ -321,7 +321,7 @@ class _ExecutorRunner:
     """Runs settings on an executor that the caller gave."""
 
     def __init__(self, step: Step, machine: Machine, want: Want, executor: Executor) -> None:
-        self._packed, self._machine, self._want, self._executor = pack_step(step), machine, want, executor
+        self._packed, self._machine, self._want, self._executor = step.packed(), machine, want, executor
         self._settings = process_settings()
         self._waiting: deque[Knobs] = deque()
         self._running: dict[Future[bytes], Knobs] = {}

@@ -20,7 +20,7 @@ from memexplore.analysis.tables import is_users
 from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.machine import Machine, available_system_memory
 from memexplore.run.programs.cell import Cell
-from memexplore.run.programs.packing import pack_step, unpacked
+from memexplore.run.programs.packing import unpacked
 from memexplore.run.programs.step import Step
 from memexplore.run.run import Want
 from memexplore.run.search import workers
@@ -69,22 +69,22 @@ def events_of(search: Search, runner: Runner) -> Generator[Found | Ended, None, 
 class SearchProcess:
     """A search that runs in a process of its own, and in worker processes of that one.
 
-    The step may be packed already, or be a packed `Cell`. `report` is called in a thread with each `Found`, and once
-    with `Ended`. The process gets `settings`, by default those of this process. For the other arguments see `advise`.
+    A program may be packed already. `report` is called in a thread with each `Found`, and once with `Ended`. The
+    process gets `settings`, by default those of this process. For the other arguments see `advise`.
 
-    Raises `UnsendableStepError` for a step that cannot be sent to another process.
+    Raises `UnsendableStepError` or `UnsendableCellError` for a program that cannot be sent to another process.
     """
 
     def __init__(
         self,
-        step: Step | bytes,
+        program: Step | Cell | bytes,
         machine: Machine,
         report: Report,
         *,
         base: Knobs | None = None,
         settings: ProcessSettings | None = None,
     ) -> None:
-        packed = step if isinstance(step, bytes) else pack_step(step)
+        packed = program if isinstance(program, bytes) else program.packed()
         self._report = report
         self._is_stopped = False
         self._workers = _take_prepared() or _started()
