@@ -10,9 +10,10 @@ _FRACTION = "per_process_memory_fraction"
 
 
 def budget(needed: int, capacity: int, owner: str, *, more: str = "", rest: str = "") -> str:
-    """Return what a run needs, what there is, and the rest.
+    """Return a sentence on the bytes that a run needs, the capacity, and the difference.
 
-    `owner` stands before what there is, `more` before the first size, and `rest` replaces the rest.
+    `owner` is subject and verb of the capacity, such as "T4 has". `more` is put before the needed bytes, such as "more
+    than ". `rest` replaces the difference.
 
     >>> budget(3 << 30, 2 << 30, "T4 has", more="more than "), budget(326 << 20, 1 << 30, "T4 has")
     ('needs more than 3.00 GiB · T4 has 2.00 GiB · 1.00 GiB over', 'needs 326 MiB · T4 has 1.00 GiB · 698 MiB to spare')

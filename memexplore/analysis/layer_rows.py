@@ -227,7 +227,9 @@ class _Tree:
         has_own = any(name in self.own for name in names)
         # The layers have the same sublayers, of which some may allocate in one of them only.
         parts = ((child, _tail(child)) for child in self.children[names[0]])
-        runs = self._runs([child for child, tail in parts if any(self._child(one, tail) in self.used for one in names)])
+        runs = self._runs(
+            [child for child, tail in parts if any(self._child(name, tail) in self.used for name in names)]
+        )
         is_root = not self.parents[names[0]]
         children = []
         for tails in runs:

@@ -91,7 +91,7 @@ def early_tape(tape: Tape, begins: Mapping[int, int]) -> Tape:
     """
     requested = np.flatnonzero(tape.action == Action.FREE_REQUESTED)
     both = (0, 1)  # the rows of a free
-    return _replayed(tape, {int(requested[free]) + one: row for free, row in begins.items() for one in both})
+    return _replayed(tape, {int(requested[free]) + offset: row for free, row in begins.items() for offset in both})
 
 
 def with_early_peaks(tape: Tape, begins: Mapping[int, int]) -> Tape:

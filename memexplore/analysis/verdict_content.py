@@ -339,7 +339,7 @@ def _largest(tape: Tape) -> list[tuple[Category, float]]:
     """Return the two largest categories at the peak allocated with their shares, none below half a per cent."""
     allocated, row = peak(tape)
     shares = [(kind, size / max(allocated, 1)) for kind, size in zip(Category, category_bytes(tape, row), strict=True)]
-    return sorted((one for one in shares if one[1] >= 0.005), key=lambda one: -one[1])[:2]
+    return sorted((share for share in shares if share[1] >= 0.005), key=lambda share: -share[1])[:2]
 
 
 def _has(tape: Tape) -> str:

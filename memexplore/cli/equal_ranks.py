@@ -1,7 +1,6 @@
-"""`--rank all`: every rank runs until the end of its first optimizer step, and of equal ranks two run to the end.
+"""Run `--rank all`: every rank until the end of its first optimizer step, and of equal ranks two to the end.
 
-In: a function that runs a rank. Out: the runs that went to the end, and the ranks that equal them, with the reason in
-words. Ranks are compared by what they allocated and freed, in order, with sizes and streams (`request_sequence`). The
+Ranks are compared by what they allocated and freed, in order, with sizes and streams (`request_sequence`). The
 first and the last of the ranks that are equal so far run to the end; if these differ after all, each of them does.
 """
 
@@ -53,15 +52,15 @@ def run_distinct(
     """
     ends = {ranks[0], ranks[-1]}
     started = run((rank, Until.END if rank in ends else Until.FIRST_STEP) for rank in ranks)
-    ended = {one.rank: one for one in started if not _is_stopped(one)}
+    ended = {ran.rank: ran for ran in started if not _is_stopped(ran)}
     classes: dict[Any, list[int]] = {}
-    for one in started:
-        if (first := _requests(one).get("first_step")) is not None:
-            classes.setdefault(tuple(first), []).append(one.rank)
+    for ran in started:
+        if (first := _requests(ran).get("first_step")) is not None:
+            classes.setdefault(tuple(first), []).append(ran.rank)
 
     def finish(wanted: Iterable[int]) -> None:
         missing = sorted(set(wanted) - set(ended))
-        ended.update((one.rank, one) for one in run((rank, Until.END) for rank in missing))
+        ended.update((ran.rank, ran) for ran in run((rank, Until.END) for rank in missing))
 
     finish(rank for members in classes.values() for rank in (members[0], members[-1]))
     differing = [members for members in classes.values() if len({_end(ended[r]) for r in members if r in ended}) > 1]
@@ -74,16 +73,16 @@ def run_distinct(
     return [ended[rank] for rank in sorted(ended)], equal
 
 
-def _requests(one: Ran) -> dict[str, Any]:
-    found: dict[str, Any] = (one.summary or {}).get("requests", {})
-    return found
+def _requests(ran: Ran) -> dict[str, Any]:
+    requests: dict[str, Any] = (ran.summary or {}).get("requests", {})
+    return requests
 
 
-def _is_stopped(one: Ran) -> bool:
+def _is_stopped(ran: Ran) -> bool:
     """Return whether a rank ended with its first step, and not by itself."""
-    return bool(_requests(one)) and _requests(one)["end"] is None
+    return bool(_requests(ran)) and _requests(ran)["end"] is None
 
 
-def _end(one: Ran) -> tuple[Any, ...]:
+def _end(ran: Ran) -> tuple[Any, ...]:
     """Return what is equal in the whole runs of equal ranks: the exit status and all requests."""
-    return one.status, *(_requests(one).get("end") or (one.rank,))
+    return ran.status, *(_requests(ran).get("end") or (ran.rank,))

@@ -1,7 +1,7 @@
-"""The requests of a rank up to the end of its first optimizer step and to its end, inside the process that runs it.
+"""Report a rank's requests up to the end of its first optimizer step and to its end, in the process that runs it.
 
-In: an environment variable that `equal_ranks` sets, and the running recording. Out: an object for `--json`, by which
-ranks are compared.
+`equal_ranks` asks for the report by an environment variable, and compares ranks by it. The report is an object of
+`--json`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Requests:
 
     def __init__(self, until: Until | None) -> None:
         self._until = until
-        self._found: dict[str, Any] = {"first_step": None, "end": None}
+        self._texts: dict[str, Any] = {"first_step": None, "end": None}
         self.is_stopped = False
         """Whether the program was ended after its first optimizer step."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the entry for the object of `--json`: of each part the number of allocations and a digest."""
-        return {} if self._until is None else {"requests": dict(self._found)}
+        return {} if self._until is None else {"requests": dict(self._texts)}
 
     @contextlib.contextmanager
     def follow(self, recorder: Recorder | None) -> Iterator[None]:
@@ -55,8 +55,8 @@ class Requests:
         from memexplore.recorder.request_sequence import request_sequence
 
         def stepped(*_: Any) -> None:
-            if self._found["first_step"] is None:
-                self._found["first_step"] = request_sequence(recorder.events, recorder.streams)
+            if self._texts["first_step"] is None:
+                self._texts["first_step"] = request_sequence(recorder.events, recorder.streams)
                 if self._until is Until.FIRST_STEP:
                     self.is_stopped = True
                     raise FirstStepEnded
@@ -69,7 +69,7 @@ class Requests:
         finally:
             hook.remove()
             if not self.is_stopped:
-                self._found["end"] = request_sequence(recorder.events, recorder.streams)
+                self._texts["end"] = request_sequence(recorder.events, recorder.streams)
 
 
 def of_environment() -> Requests:

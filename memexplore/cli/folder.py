@@ -164,7 +164,7 @@ def _silent(ranks: Ranks, table: pandas.DataFrame) -> str:
     silent = {rank: age for rank, age in ages.items() if age > max(_SILENT, longest.get(rank, 0.0))}
     if not silent:
         return ""
-    rank = max(silent, key=lambda each: silent[each])
+    rank = max(silent, key=lambda number: silent[number])
     who = f"Rank {rank} has" if len(silent) == 1 else f"{len(silent)} ranks, first rank {rank}, have"
     return f"{who} written nothing for {silent[rank] / 60:.0f} min: a step takes long, or the process is gone."
 

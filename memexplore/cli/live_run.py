@@ -1,4 +1,4 @@
-"""`memexplore run --live`: a program goes in; its run is shown while it goes on, and its report and status come out."""
+"""Run `memexplore run --live`: show a program while it runs, then print its report."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def check_folder(folder: pathlib.Path) -> None:
     own = folder / f"rank={rank}"
     if own.exists():
         raise UsageError(f"--live: {str(own)!r} exists already; name another folder, or remove this one")
-    above = next((each for each in (folder, *folder.parents) if each.exists()), folder)
+    above = next((path for path in (folder, *folder.parents) if path.exists()), folder)
     if not above.is_dir():
         raise UsageError(f"--live: {str(above)!r} is a file; name a folder")
 
@@ -108,12 +108,12 @@ def watch(program: Callable[[], None], options: argparse.Namespace, machine: Mac
     def status(shown: float = 0.0) -> live_status.Status | None:
         if not lives:
             return None
-        found = live_status.of_live(lives[-1], _name(lives[-1], is_virtual), holders, shown)
-        if found.growth and not found.held_by and shown_last and shown_last[0].held_by:
+        status_now = live_status.of_live(lives[-1], _name(lives[-1], is_virtual), holders, shown)
+        if status_now.growth and not status_now.held_by and shown_last and shown_last[0].held_by:
             # The variables of a program are gone at its end.
-            found = found._replace(growth=shown_last[0].growth, held_by=shown_last[0].held_by)
-        shown_last[:] = [found]
-        return found
+            status_now = status_now._replace(growth=shown_last[0].growth, held_by=shown_last[0].held_by)
+        shown_last[:] = [status_now]
+        return status_now
 
     # The hooks are gone before the compiled model runs (`live.watcher`).
     warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
@@ -145,10 +145,10 @@ def watch(program: Callable[[], None], options: argparse.Namespace, machine: Mac
     outcome = _outcome(end, watched, bool(is_virtual and unmeasured), peak if is_virtual else None, tape)
     if watched.out_of_memory and not watched.gave_up and end.ending is not Ending.OUT_OF_MEMORY:
         notes.insert(0, f"the program went on after {_errors(watched.out_of_memory)}")
-    found = status()
-    assert found is not None
+    last_status = status()
+    assert last_status is not None
     post_mortem = of_failure(tape, evidence) if tape is not None else None
-    return Watched(found, end, error, step, tape, outcome, tuple(notes), peak, post_mortem)
+    return Watched(last_status, end, error, step, tape, outcome, tuple(notes), peak, post_mortem)
 
 
 def _outlast_other_ranks() -> None:
@@ -230,12 +230,12 @@ def summary(watched: Watched) -> dict[str, Any]:
     from memexplore.analysis import placements
     from memexplore.analysis import summary as of_tape
 
-    status, found = watched.status, {}
+    status, of_step = watched.status, {}
     if watched.tape is not None:
-        found = of_tape.summary(watched.tape) | placements.summary_ranges(watched.tape)
+        of_step = of_tape.summary(watched.tape) | placements.summary_ranges(watched.tape)
     if watched.post_mortem is not None:
-        found |= {"post_mortem": watched.post_mortem.as_dict()}
-    return found | {
+        of_step |= {"post_mortem": watched.post_mortem.as_dict()}
+    return of_step | {
         "outcome": watched.outcome,
         "error": watched.end.error or None,
         "steps": status.newest.step if status.newest is not None else 0,

@@ -71,13 +71,13 @@ class Holders:
 
     def __init__(self, seconds: float = 0.5) -> None:
         self._seconds = seconds
-        self._found: dict[str, list[str]] = {}
+        self._holders: dict[str, list[str]] = {}
 
     def of(self, live: Live, line: str) -> list[str]:
         """Return who holds the tensors of the leak that a line allocates."""
-        if line not in self._found:
-            self._found[line] = live.held_by(self._seconds)
-        return self._found[line]
+        if line not in self._holders:
+            self._holders[line] = live.held_by(self._seconds)
+        return self._holders[line]
 
 
 def last_rises(rows: Sequence[StepRow]) -> tuple[StepRow, ...]:
@@ -110,11 +110,11 @@ def curve(peaks: Iterable[tuple[int, int | None]], points: int = CURVE) -> tuple
     """
     known = [(step, peak) for step, peak in peaks if peak is not None]
     last = max((step for step, _ in known), default=0)
-    found: dict[int, int] = {}
+    by_group: dict[int, int] = {}
     for step, peak in known:
         group = (step - 1) * points // max(last, points)
-        found[group] = max(found.get(group, 0), peak)
-    return tuple(found[group] for group in sorted(found))
+        by_group[group] = max(by_group.get(group, 0), peak)
+    return tuple(by_group[group] for group in sorted(by_group))
 
 
 def of_rank(ranks: Ranks, rank: int) -> Status:

@@ -1,4 +1,4 @@
-"""The text of a watched run: a `Status` goes in; lines for a terminal that `rich` draws, or plain ones, come out."""
+"""Write the `Status` of a watched run as lines for a terminal that `rich` draws, or as plain lines."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def lines(status: Status, width: int = 100) -> list[Text]:
     shown += _peaks(status)
     if status.growth:
         shown += coloured(f"⚠ {status.growth}{_time_left(status)}", _TIGHT)
-        shown += [Text(f"  held by {clean_text(_short(each))}", _TIGHT) for each in status.held_by[:_HOLDERS]]
+        shown += [Text(f"  held by {clean_text(_short(holder))}", _TIGHT) for holder in status.held_by[:_HOLDERS]]
     if len(status.curve) > 1:
         shown.append(Text.assemble(("every step  ", "dim"), _columns(status.curve)))
     for row in reversed(status.rises):

@@ -1,8 +1,8 @@
-"""`memexplore run --world N --rank 0,4-7`: each rank in a process of its own, then the worst one and how others differ.
+"""Run `memexplore run --world N --rank 0,4-7`: each rank in a process of its own.
 
-In: the command line. Out: a table, or the JSON objects of all ranks, a folder of their tapes, pages, and the exit
-status of the worst rank. Ranks that are named by number are run to their end: which ranks do the same as others is not
-known before, because a script may do anything with its rank. Of all ranks, the distinct ones are (`equal_ranks`).
+The report shows the worst rank and how the others differ; the exit status is the worst rank's. Ranks that are named by
+number run to their end: a script may do anything with its rank, so nobody knows before which ranks do the same. With
+`--rank all` only the distinct ones run to their end (`equal_ranks`).
 """
 
 from __future__ import annotations
@@ -72,16 +72,16 @@ def ranks_of(world: int | None, text: str | None) -> tuple[int, ...]:
         raise UsageError(f"--world {world} is no number of processes: write 1 or more")
     if text == _ALL:
         return tuple(range(world))
-    found: set[int] = set()
+    ranks: set[int] = set()
     for part in (text or "0").split(","):
         first, _, last = part.strip().partition("-")
         last = last or first
         if not (first.isdecimal() and last.isdecimal()):
             raise UsageError(f"--rank {text!r} names no ranks: write a number, several such as 0,4-7, or all")
-        found.update(range(int(first), int(last) + 1))
-    if not found or max(found) >= world:
+        ranks.update(range(int(first), int(last) + 1))
+    if not ranks or max(ranks) >= world:
         raise UsageError(f"--rank {text!r} names ranks that a world of {world} does not have: write 0 to {world - 1}")
-    return tuple(sorted(found))
+    return tuple(sorted(ranks))
 
 
 def check(ranks: Sequence[int], options: argparse.Namespace) -> None:
@@ -98,7 +98,7 @@ def check(ranks: Sequence[int], options: argparse.Namespace) -> None:
     for option, path in folders.items():
         if path is None:
             continue
-        above = next(each for each in (path, *path.absolute().parents) if each.exists())
+        above = next(existing for existing in (path, *path.absolute().parents) if existing.exists())
         if not above.is_dir():
             raise UsageError(f"{option}: {str(above)!r} is a file; several ranks are written to a folder")
         if path.is_dir() and any(path.iterdir()):
@@ -128,19 +128,19 @@ def run(ranks: Sequence[int], options: argparse.Namespace, arguments: list[str])
         except KeyboardInterrupt:
             return INTERRUPTED
         _write(runs, options, folder)
-    for one in runs:
-        if one.status and one.output:
-            lines = one.output.rstrip().splitlines()[-_SHOWN_LINES:]
-            print(f"Rank {one.rank}:", *lines, sep="\n  ", file=sys.stderr)
+    for rank_run in runs:
+        if rank_run.status and rank_run.output:
+            lines = rank_run.output.rstrip().splitlines()[-_SHOWN_LINES:]
+            print(f"Rank {rank_run.rank}:", *lines, sep="\n  ", file=sys.stderr)
     if options.json:
-        objects = [{**(one.summary or {}), "rank": one.rank, "status": one.status} for one in runs]
-        found = {"world": options.world, "worst": worst(runs).rank, "ranks": objects}
-        print(json.dumps(found | {"equal": [each._asdict() for each in equal]}, indent=2))
+        objects = [{**(rank_run.summary or {}), "rank": rank_run.rank, "status": rank_run.status} for rank_run in runs]
+        result = {"world": options.world, "worst": worst(runs).rank, "ranks": objects}
+        print(json.dumps(result | {"equal": [same._asdict() for same in equal]}, indent=2))
     else:
         print(report(runs, options.world, equal))
         if options.output is not None:
             print(f"\nThe tapes of the ranks: memexplore open {options.output}")
-    return min((one.status for one in runs), key=_severity)
+    return min((rank_run.status for rank_run in runs), key=_severity)
 
 
 def command(options: argparse.Namespace, arguments: list[str], rank: int, files: Sequence[str] = ()) -> list[str]:
@@ -175,28 +175,28 @@ def _write(runs: Sequence[RankRun], options: argparse.Namespace, folder: pathlib
     """Write the results of the ranks where the options name them."""
     if options.output is not None:
         options.output.mkdir(parents=True, exist_ok=True)
-        for one in runs:
-            path, target = _tape(folder, one.rank), _tape(options.output, one.rank)
+        for rank_run in runs:
+            path, target = _tape(folder, rank_run.rank), _tape(options.output, rank_run.rank)
             if path.exists():
                 shutil.copyfile(path, target)
             else:
-                _tape_of_error(one, options.world).save(target)
+                _tape_of_error(rank_run, options.world).save(target)
     if _is_page(options.html):
         page = _page(folder, worst(runs).rank)
         if page.exists():
             write_output(options.html, lambda path: shutil.copyfile(page, path))
     elif options.html is not None:
         options.html.mkdir(parents=True, exist_ok=True)
-        for one in runs:
-            page = _page(folder, one.rank)
+        for rank_run in runs:
+            page = _page(folder, rank_run.rank)
             if page.exists():
                 shutil.copyfile(page, options.html / page.name)
 
 
-def _tape_of_error(one: RankRun, world: int) -> Tape:
+def _tape_of_error(rank_run: RankRun, world: int) -> Tape:
     """Return a tape without rows for a rank that an error ended before it had one."""
-    error = one.output.rstrip().rpartition("\n")[2]
-    meta = Meta(Source.PREDICTED, "", ending=Ending.ERROR, error=error, rank=one.rank, world=world)
+    error = rank_run.output.rstrip().rpartition("\n")[2]
+    meta = Meta(Source.PREDICTED, "", ending=Ending.ERROR, error=error, rank=rank_run.rank, world=world)
     return Tape.from_columns({}, meta=meta)
 
 
@@ -222,8 +222,8 @@ def worst(runs: Iterable[RankRun]) -> RankRun:
     return min(runs, key=_order)
 
 
-def _order(one: RankRun) -> tuple[int, int, int, int]:
-    return _severity(one.status), -one.peak("reserved"), -one.peak("allocated"), one.rank
+def _order(rank_run: RankRun) -> tuple[int, int, int, int]:
+    return _severity(rank_run.status), -rank_run.peak("reserved"), -rank_run.peak("allocated"), rank_run.rank
 
 
 def report(runs: Sequence[RankRun], world: int, equal: Sequence[Equal] = ()) -> str:
@@ -240,18 +240,20 @@ def report(runs: Sequence[RankRun], world: int, equal: Sequence[Equal] = ()) -> 
     if nccl := summary.get("nccl"):
         text += f" Plus {size_text(nccl['low'])} to {size_text(nccl['high'])} of NCCL, outside the allocator."
     groups: dict[tuple[Any, ...], list[int]] = {}
-    for one in sorted(runs, key=_order):
-        same = (rank for each in equal if one.rank == each.to[0] for rank in each.ranks)
-        groups.setdefault((one.peak("allocated"), one.peak("reserved"), one.outcome), []).extend((one.rank, *same))
+    for rank_run in sorted(runs, key=_order):
+        same = (rank for same_runs in equal if rank_run.rank == same_runs.to[0] for rank in same_runs.ranks)
+        groups.setdefault((rank_run.peak("allocated"), rank_run.peak("reserved"), rank_run.outcome), []).extend(
+            (rank_run.rank, *same)
+        )
     rows = [
         (spans(sorted(ranks)), size_text(allocated), size_text(reserved), outcome)
         for (allocated, reserved, outcome), ranks in groups.items()
     ]
     table = text_table([("ranks", "peak allocated", "peak reserved", "outcome"), *rows], "lrrl")
     notes = dict.fromkeys(
-        note.removesuffix(f"; this is rank {one.rank} of {world}")
-        for one in runs
-        for note in (one.summary or {}).get("notes", ())
+        note.removesuffix(f"; this is rank {rank_run.rank} of {world}")
+        for rank_run in runs
+        for note in (rank_run.summary or {}).get("notes", ())
     )
     return "\n".join([text, "", *table, *(f"Note: {note}" for note in (*map(_equal_text, equal), *notes))])
 
@@ -280,10 +282,10 @@ def spans(numbers: Sequence[int]) -> str:
     >>> spans([0, 1, 2, 5, 7, 8])
     '0–2, 5, 7–8'
     """
-    found: list[list[int]] = []
+    spans_of_numbers: list[list[int]] = []
     for number in numbers:
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
+        if spans_of_numbers and number == spans_of_numbers[-1][1] + 1:
+            spans_of_numbers[-1][1] = number
         else:
-            found.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in found)
+            spans_of_numbers.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in spans_of_numbers)

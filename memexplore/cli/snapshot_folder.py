@@ -1,4 +1,4 @@
-"""`memexplore open FOLDER` of a job's snapshot files, one for each rank: files go in; text or JSON comes out.
+"""Show a folder of a job's snapshot files, one for each rank, as text or JSON: `memexplore open FOLDER`.
 
 The ranks that ran out of memory come first, in the order of time, as the others fail because the first one did.
 """
@@ -66,18 +66,18 @@ def as_json(path: pathlib.Path) -> str:
     Raises ValueError where no file can be read.
     """
     ranks = _ranks(path)
-    return json.dumps({"ranks": [_as_dict(each, _first_time(ranks)) for each in ranks]}, indent=2)
+    return json.dumps({"ranks": [_as_dict(rank, _first_time(ranks)) for rank in ranks]}, indent=2)
 
 
 def _files(path: pathlib.Path) -> list[pathlib.Path]:
-    return sorted(each for each in path.iterdir() if each.name.endswith(_SUFFIXES) and each.is_file())
+    return sorted(file for file in path.iterdir() if file.name.endswith(_SUFFIXES) and file.is_file())
 
 
 def _numbers(files: list[pathlib.Path]) -> list[int]:
     """Return the rank of each file: the number behind "rank" in its name, else its last one, else its position."""
     for pattern in (_RANK, _NUMBER):
-        found = [pattern.search(each.name) for each in files]
-        numbers = [int(match[1]) for match in found if match is not None]
+        matches = [pattern.search(file.name) for file in files]
+        numbers = [int(match[1]) for match in matches if match is not None]
         if len(set(numbers)) == len(files):
             return numbers
     return list(range(len(files)))
@@ -85,8 +85,8 @@ def _numbers(files: list[pathlib.Path]) -> list[int]:
 
 def _ranks(path: pathlib.Path) -> list[_Rank]:
     files = _files(path)
-    ranks = [_read(number, each) for number, each in zip(_numbers(files), files, strict=True)]
-    if all(each.error for each in ranks):
+    ranks = [_read(number, file) for number, file in zip(_numbers(files), files, strict=True)]
+    if all(rank.error for rank in ranks):
         raise ValueError(ranks[0].error)
     return sorted(ranks, key=_order)
 
@@ -105,7 +105,7 @@ def _read(number: int, path: pathlib.Path) -> _Rank:
         device, (tape, began) = _of_failure(path)
     except (ValueError, OSError) as error:
         return _Rank(number, path, error=str(error))
-    row, found = failed_request(tape), of_tape(tape)
+    row, post_mortem = failed_request(tape), of_tape(tape)
     failed_at = None
     if row >= 0 and began is not None and began >= _EARLIEST:
         failed_at = began + int(tape.time[row]) / 1000
@@ -117,8 +117,8 @@ def _read(number: int, path: pathlib.Path) -> _Rank:
         failed_at,
         peak(tape)[0],
         peak(tape, "reserved")[0],
-        found.sentences[0] if row >= 0 and found is not None else "",
-        found.as_dict() if found is not None else None,
+        post_mortem.sentences[0] if row >= 0 and post_mortem is not None else "",
+        post_mortem.as_dict() if post_mortem is not None else None,
     )
 
 
@@ -133,37 +133,37 @@ def _of_failure(path: pathlib.Path) -> tuple[int, tuple[Tape, int | None]]:
 
 def _first_time(ranks: list[_Rank]) -> float | None:
     """Return when the first rank failed; None where the clock of a rank that failed is unknown."""
-    times = [each.failed_at for each in ranks if each.failed]
-    known = [each for each in times if each is not None]
+    times = [rank.failed_at for rank in ranks if rank.failed]
+    known = [rank for rank in times if rank is not None]
     return min(known) if known and len(known) == len(times) else None
 
 
 def _summary(ranks: list[_Rank]) -> str:
-    failed, first = [each for each in ranks if each.failed], ranks[0]
+    failed, first = [rank for rank in ranks if rank.failed], ranks[0]
     count = f"{len(ranks)} ranks" if len(ranks) > 1 else "1 rank"
     if not failed:
         peak = size_text(first.peak_allocated)
         return f"{count} · none ran out of memory · rank {first.number} has the highest peak: {peak}"
     if len(failed) == 1:
-        what = f"rank {first.number} ran out of memory"
+        outcome = f"rank {first.number} ran out of memory"
     elif (began := _first_time(ranks)) is None:
-        what = f"{len(failed)} ran out of memory, and the files do not say which one first"
+        outcome = f"{len(failed)} ran out of memory, and the files do not say which one first"
     else:
         later = (failed[1].failed_at or 0) - began
-        what = f"rank {first.number} ran out of memory first, {later / 1e6:.3f} s before rank {failed[1].number}"
-    return f"{count} · {what}" + (f": {first.sentence}" if first.sentence else "")
+        outcome = f"rank {first.number} ran out of memory first, {later / 1e6:.3f} s before rank {failed[1].number}"
+    return f"{count} · {outcome}" + (f": {first.sentence}" if first.sentence else "")
 
 
 def _table(ranks: list[_Rank]) -> list[str]:
     first = _first_time(ranks)
     rows = [("rank", "file", "out of memory", "peak allocated", "peak reserved")]
-    for each in ranks[:_ROWS]:
-        when = "yes" if first is None or each.failed_at is None else f"+{(each.failed_at - first) / 1e6:.3f} s"
-        sizes = ("", "") if each.error else (size_text(each.peak_allocated), size_text(each.peak_reserved))
-        outcome = when if each.failed else "not readable" if each.error else "no"
-        rows.append((str(each.number), _name(each), outcome, *sizes))
+    for rank in ranks[:_ROWS]:
+        when = "yes" if first is None or rank.failed_at is None else f"+{(rank.failed_at - first) / 1e6:.3f} s"
+        sizes = ("", "") if rank.error else (size_text(rank.peak_allocated), size_text(rank.peak_reserved))
+        outcome = when if rank.failed else "not readable" if rank.error else "no"
+        rows.append((str(rank.number), _name(rank), outcome, *sizes))
     more = len(ranks) - _ROWS
-    errors = [f"  Rank {each.number}: {clean_text(each.error)}" for each in ranks if each.error]
+    errors = [f"  Rank {rank.number}: {clean_text(rank.error)}" for rank in ranks if rank.error]
     return text_table(rows, "rllrr") + ([f"  … and {more} more ranks"] if more > 0 else []) + errors[:_ROWS]
 
 

@@ -146,7 +146,7 @@ def _equal_steps(tape: Tape) -> tuple[Fold, ...]:
         while last + 1 < len(bounds) and is_like_next(last):
             last += 1
         if last - number + 1 >= _LEAST_ALIKE:
-            steps = [int(tape.step[bounds[each][0]]) for each in (number, last)]
+            steps = [int(tape.step[bounds[band][0]]) for band in (number, last)]
             folds.append(Fold(steps[0], steps[1], bounds[number][0], (bounds[number][1], bounds[last][1])))
         number = last + 1
     return tuple(folds)

@@ -339,8 +339,8 @@ def find(text: str) -> Gpu:
         # torch reports between 14.5 and 16 GiB for a GPU sold with 16 GB.
         if gpu is not None and 0.88 < gpu.total / (int(parts[2]) * 1024**3) <= 1:
             return gpu
-    if (one := cloud.one_of(text)) is not None:
-        return find(one)
+    if (rented := cloud.one_of(text)) is not None:
+        return find(rented)
     try:
         size = parse_size(text)
     except ValueError:

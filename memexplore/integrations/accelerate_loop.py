@@ -1,4 +1,4 @@
-"""`watch_accelerator`: the prepared models of an `Accelerator` go in, the steps of the block are watched."""
+"""Watch the loop of an `Accelerator` in a block: `watch_accelerator`, for its prepared models and optimizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fits that a callback watches: a model and its optimizer go in, a `Live` comes out.
+"""Watch the fits of a trainer for its callback, and end each watch whatever ends the fit.
 
 A trainer may end a fit without calling its callbacks, as where an exception or an interrupt ends it. So while a
 callback exists, the methods of the trainers' classes that fit models are replaced by ones that end the fit in any case.
@@ -139,7 +139,7 @@ def _restore(owner: Any, name: str, value: Any) -> None:
 
 def share_of(part: Any, batch: Any) -> float:
     """Return the share of the samples of a batch that are in a part of it."""
-    counts = [next((len(each) for each in batches.tensors(value) if each.dim()), 0) for value in (part, batch)]
+    counts = [next((len(tensor) for tensor in batches.tensors(value) if tensor.dim()), 0) for value in (part, batch)]
     return counts[0] / counts[1] if counts[1] else 1.0
 
 
@@ -207,7 +207,7 @@ def _that_ends(method: Method) -> Method:
 def _replace_methods(trainers: tuple[type, ...], names: tuple[str, ...]) -> None:
     """Replace methods of trainers and of classes derived from them, where they are not replaced yet."""
     known = {(owner, name) for owner, name, _, _ in _replaced}
-    for owner in (each for trainer in trainers for each in _derived(trainer)):
+    for owner in (derived for trainer in trainers for derived in _derived(trainer)):
         for name in names:
             method = vars(owner).get(name)
             if inspect.isfunction(method) and (owner, name) not in known:

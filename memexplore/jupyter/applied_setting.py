@@ -1,6 +1,6 @@
-"""A setting applied to the live model after an out-of-memory error, until it is undone; lines of code for the rest.
+"""Apply a setting to the live model after an out-of-memory error, until it is undone.
 
-In: the knobs of an option and the model. Out: what was changed as text, and what the person has to write.
+What only the person's code can have is shown as lines to write.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class AppliedSetting:
         if reason := why_not(knobs, models, cannot):
             raise ValueError(reason)
         parts = parts_of(knobs, models)
-        reports = [apply_until_restored(self._log, parts.of_model, inner(each), _in_place_failed) for each in models]
+        reports = [apply_until_restored(self._log, parts.of_model, inner(model), _in_place_failed) for model in models]
         changes = [text for report in reports for text in report.texts or (str(parts.of_model),)]
         where = "the model" if len(models) == 1 else f"{len(models)} models"
         notes = dict.fromkeys(note for report in reports for note in report.notes)

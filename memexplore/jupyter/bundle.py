@@ -24,7 +24,7 @@ def plotly_source() -> bytes:
 
 
 def bundle(entry: Path) -> str:
-    """Return the source of a module with everything that it imports; its default export is that of `entry`.
+    """Return the source of a module with everything that it imports; its default export is `entry`'s.
 
     Every other module becomes a function that is called once and returns its exports, so that modules share no names.
     Modules use only ``import { a, b } from "./file.js";`` and ``export`` before a function, class or const; `entry`
@@ -38,7 +38,7 @@ def bundle(entry: Path) -> str:
 
 
 def _add(path: Path, modules: dict[Path, str], importers: tuple[Path, ...]) -> None:
-    """Append a module after those that it imports."""
+    """Append a module after the modules that it imports."""
     if path in importers:
         raise ValueError(
             f"{path.name} imports itself through {importers[-1].name}: move what both need to a third module"

@@ -1,4 +1,4 @@
-"""Runs of settings that end for something more urgent, such as an event for the kernel's main thread."""
+"""Run settings only while nothing is more urgent, such as an event for the kernel's main thread."""
 
 from __future__ import annotations
 
@@ -50,9 +50,10 @@ def failing_knob(
     run: Callable[[Knobs], object],
     is_urgent: Callable[[], bool],
 ) -> Control | None:
-    """Return the knob without whose change from `drawn` a setting can be run, `turned` first; None if none is.
+    """Return the knob whose new value makes a setting fail: with its value in `drawn` the setting runs.
 
-    Raises RunCancelled when something is urgent during such a run.
+    The knob that was turned is tried first. None if no single knob makes the setting fail. Raises RunCancelled when
+    something is urgent during such a run.
     """
     fields = dict.fromkeys([*([turned.field] if turned is not None else []), *KNOBS])
     differing = [field for field in fields if getattr(knobs, field) != getattr(drawn, field)]
@@ -60,7 +61,7 @@ def failing_knob(
     cancel_if_urgent = cancelling(is_urgent)
     for field in differing:
         own = turned if turned is not None and turned.field == field else None
-        control = own or next((one for one in table if one.field == field), None)
+        control = own or next((other for other in table if other.field == field), None)
         if control is None:
             continue
         if len(differing) == 1:

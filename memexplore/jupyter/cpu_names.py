@@ -1,4 +1,4 @@
-"""Names of a notebook that keep a cell's training on the CPU: a Tape and the names go in, a Tape with advice comes out.
+"""Find the names of a notebook that keep a cell's training on the CPU, and write advice into the tape.
 
 An earlier cell that ran `device = "cuda" if torch.cuda.is_available() else "cpu"` with no GPU on has set them.
 """

@@ -35,8 +35,8 @@ def code_line(line: str) -> Line:
     >>> code_line("")
     Line(location='', code='', path='')
     """
-    found = place(line)
-    return Line(*found)
+    place_of_line = place(line)
+    return Line(*place_of_line)
 
 
 def cursor_text(tape: Tape, row: int) -> str:

@@ -51,7 +51,7 @@ def _cell(shell: InteractiveShell, code: str, raw: str, names: dict[str, Any]) -
 
 
 def _machine(options: Options, cell: Cell) -> Machine:
-    """Return the virtual machine of the run; for a real GPU the one with what is free there now."""
+    """Return the virtual machine of the run; for a real GPU with the memory that is free there now."""
     from memexplore.run.machine import Kind, free_now
     from memexplore.virtual_gpu.device import active
 
@@ -92,8 +92,8 @@ def _answer(tape: Tape, note: str) -> str:
     from memexplore.analysis.verdict_content import verdict_content
     from memexplore.run.programs.names import VARIABLES_ALONE
 
-    found, stops = verdict_content(tape), stop_text(tape)
-    lines = [f"Dry run, no variable was changed. {found.headline}" + (f" · stops {stops}" if stops else "")]
+    content, stops = verdict_content(tape), stop_text(tape)
+    lines = [f"Dry run, no variable was changed. {content.headline}" + (f" · stops {stops}" if stops else "")]
     if stops and not note.startswith(VARIABLES_ALONE):
-        lines += [f"  at {place.text}" + (f": {place.code}" if place.code else "") for place in found.where[:1]]
+        lines += [f"  at {place.text}" + (f": {place.code}" if place.code else "") for place in content.where[:1]]
     return "\n".join(filter(None, [*lines, note]))

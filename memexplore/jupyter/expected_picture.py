@@ -16,7 +16,7 @@ Expect = Callable[[Knobs], Run | None]
 
 
 class ExpectedPicture:
-    """Draws expected runs in a view; `expect` returns that of a setting, None where nothing is expected."""
+    """Draws expected runs in a view; `expect` returns the expected run of a setting, or None."""
 
     def __init__(self, expect: Expect, view: View) -> None:
         self._expect, self._view = expect, view

@@ -19,7 +19,7 @@ from memexplore.run.knobs.knobs import KNOBS, Knobs, conflicts, controls_of, hid
 from memexplore.run.machine import Kind, Machine, machine_of
 from memexplore.run.programs.cell import Cell
 from memexplore.run.programs.execution import Execution
-from memexplore.run.programs.seen import BATCH_FIELDS, Place
+from memexplore.run.programs.seen import BATCH_FIELDS, BatchPlace
 from memexplore.run.programs.step import Step
 from memexplore.run.programs.written import assigned_batch, explored
 from memexplore.run.run import Run, completed, expected, run
@@ -132,7 +132,7 @@ def _batch_reasons(cell: Cell, sliders: Mapping[str, list[Any]], machine: Machin
     batch = cell.batch
     if batch is not None and batch.name in sliders:
         return dict.fromkeys(BATCH_FIELDS, f"the slider {batch.name} sets it")
-    if batch is not None and batch.place is Place.INPUTS and not machine.is_virtual:
+    if batch is not None and batch.place is BatchPlace.INPUTS and not machine.is_virtual:
         return dict.fromkeys(BATCH_FIELDS, "only a virtual GPU can give tensors that the cell makes another size")
     assigned = assigned_batch({name: value for name, value in cell.assigned().items() if name not in sliders})
     if batch is None and assigned is not None:

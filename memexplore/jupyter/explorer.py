@@ -68,7 +68,7 @@ class Explorer:
         self._neighbours, self._contradiction = neighbours, contradiction
         self._thread = MainThread()
         self._state = State()
-        # Every setting that was run, also ahead of a request; the history holds those that were shown.
+        # Every setting that was run, also ahead of a request; the history holds the settings that were shown.
         self._results: dict[Knobs, Run] = {Knobs(): as_written or run(Knobs())}
         self._shown = self._results[Knobs()]
         self._is_requested = False

@@ -82,7 +82,7 @@ def message(
         "working": is_working,
         "expected": is_expected,
         "notes": list(applied.notes),
-        "skipped": [{"site": one.site, "reason": one.reason} for one in applied.skipped],
+        "skipped": [{"site": site.site, "reason": site.reason} for site in applied.skipped],
         "problem": state.problem,
     }
 
@@ -106,7 +106,7 @@ def _row(control: Control, state: State) -> dict[str, Any]:
 
 
 def grouped(hidden: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the labels of knobs that do not apply with their reasons, those with the same reason together.
+    """Return the labels of knobs that do not apply with their reasons, labels with the same reason together.
 
     >>> grouped({"Update": "the cell makes it", "Batch": "unknown", "Optimizer": "the cell makes it"})
     [{'label': 'Update, Optimizer', 'reason': 'the cell makes it'}, {'label': 'Batch', 'reason': 'unknown'}]
@@ -119,17 +119,17 @@ def grouped(hidden: Mapping[str, str]) -> list[dict[str, str]]:
 
 def changes(table: Sequence[Control], knobs: Knobs) -> list[dict[str, str]]:
     """Return the knobs with another value than as written: name and label of the control, and from what to what."""
-    found = []
+    listed = []
     for control in table:
         if not control.is_changed(knobs) or not control.is_listed(knobs) or control.field not in knobs.changed():
             continue
-        found.append({"field": control.name, "label": control.label, "text": change_text(control, knobs)})
+        listed.append({"field": control.name, "label": control.label, "text": change_text(control, knobs)})
     # Knobs without a control can be set in code.
     others = {
         field: value for field, value in knobs.changed().items() if field not in {control.field for control in table}
     }
     texts = {field: str(Knobs(**{field: value})) for field, value in others.items()}
-    return found + [{"field": field, "label": "", "text": text} for field, text in texts.items()]
+    return listed + [{"field": field, "label": "", "text": text} for field, text in texts.items()]
 
 
 def change_text(control: Control, knobs: Knobs) -> str:

@@ -1,7 +1,6 @@
-"""The state of an explorer as one value, and what a request changes in it: functions from a state to a state.
+"""Hold the state of an explorer as one value, and compute the next state for what a person or the code wants.
 
-In: a state, and the setting that a person or the code wants. Out: the next state. Nothing here runs a step or knows a
-widget.
+Nothing here runs a step or knows a widget.
 """
 
 from __future__ import annotations
@@ -182,7 +181,7 @@ def impossible(state: State, knob: str, reason: str) -> State:
 
 
 def abandoned(state: State, run: State, reason: str = "") -> State:
-    """Return to the setting drawn, from one that could not be run for a reason that no single field explains."""
+    """Return to the setting drawn, from a setting that could not be run for no reason of a single knob."""
     state = dataclasses.replace(state, problem=reason)
     return _corrected(state, lambda knobs: state.drawn if knobs == run.knobs else knobs)
 

@@ -28,7 +28,7 @@ class Layers(NamedTuple):
 
     @classmethod
     def of(cls, step: Step | None, tape: Tape, reasons: Mapping[str, str]) -> Layers:
-        """Return the layers of a step's model; of a cell, whose models are unknown, those of its tape."""
+        """Return the layers of a step's model; of a cell, whose models are unknown, the layers of its tape."""
         if step is None:
             return cls(frozenset(filter(None, tape.modules)), {knob: {} for knob in _naming_layers()}, reasons)
         modules = {name: module for name, module in built_model(step).named_modules(remove_duplicate=False) if name}
@@ -62,9 +62,9 @@ def _by_number(name: str) -> list[tuple[int, str]]:
 
 
 def _with_parents(names: Iterable[str]) -> frozenset[str]:
-    found: set[str] = set()
+    with_parents: set[str] = set()
     for name in names:
-        while name and name not in found:
-            found.add(name)
+        while name and name not in with_parents:
+            with_parents.add(name)
             name = name.rpartition(".")[0]
-    return frozenset(found)
+    return frozenset(with_parents)

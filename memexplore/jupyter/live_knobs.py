@@ -60,7 +60,7 @@ class LiveKnobs:
         return changes[-1] if changes else None
 
     def _follow(self) -> None:
-        """Take the setting of the run: code may have assigned it, and one that failed was undone."""
+        """Take the setting of the run: code may have assigned it, and a setting that failed was undone."""
         state, newest = self._state, self._newest()
         if state.knobs != self._live.knobs:
             state = explorer_state.requested(state, self._live.knobs)
@@ -139,7 +139,9 @@ class LiveKnobs:
     def marks(self) -> list[dict[str, Any]]:
         """Return the steps in which a setting took effect, for the history."""
         applied = [change for change in self._live.requested if change.state is ChangeState.APPLIED]
-        return [{"step": each.step, "kind": "knobs", "text": _change_text(each)} for each in applied[-_MOST_ROWS:]]
+        return [
+            {"step": change.step, "kind": "knobs", "text": _change_text(change)} for change in applied[-_MOST_ROWS:]
+        ]
 
     def table(self) -> dict[str, Any] | None:
         """Return the tab of the requested settings, None before there is one."""
@@ -149,13 +151,13 @@ class LiveKnobs:
         rows = [
             {
                 "cells": [
-                    f"{each.step:,}",
-                    str(each.knobs),
-                    *map(_size, (each.predicted_peak, each.measured_peak)),
-                    _state(each),
+                    f"{change.step:,}",
+                    str(change.knobs),
+                    *map(_size, (change.predicted_peak, change.measured_peak)),
+                    _state(change),
                 ]
             }
-            for each in changes
+            for change in changes
         ]
         titles = ["Step", "Setting", "Predicted peak", "Measured peak", "State"]
         return {"kind": "table", "titles": titles, "align": ["right", "left", "right", "right", "left"], "rows": rows}

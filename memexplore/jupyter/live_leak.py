@@ -1,4 +1,4 @@
-"""The leak that a page shows: a `Live` goes in, its `Leak` and who holds it come out, looked for rarely."""
+"""Look for the leak of a watched run and who holds it, rarely, for its page."""
 
 from __future__ import annotations
 

@@ -65,10 +65,12 @@ def columns(bins: Sequence[Bin[StepRow]]) -> dict[str, np.ndarray[Any, Any]]:
     >>> found["first"].tolist(), found["peak_high"].tolist(), found["reserved"].tolist()
     ([3.0], [8.0], [nan])
     """
-    made = {name: np.array([getattr(each, name) for each in bins], dtype=np.float64) for name in ("first", "last")}
+    made = {
+        name: np.array([getattr(step_bin, name) for step_bin in bins], dtype=np.float64) for name in ("first", "last")
+    }
     for name, position in _POSITIONS.items():
         for part, suffix in (("low", "_low"), ("middle", ""), ("high", "_high")):
-            made[name + suffix] = np.array([getattr(each, part)[position] for each in bins], dtype=np.float64)
+            made[name + suffix] = np.array([getattr(step_bin, part)[position] for step_bin in bins], dtype=np.float64)
     return made
 
 
@@ -90,18 +92,18 @@ def marks(rows: Sequence[StepRow], before: StepRow | None = None) -> list[dict[s
     >>> marks([StepRow(1, 0.1, rose_because="first step"), StepRow(2, 0.1), StepRow(3, 0.1, skipped=True)])
     [{'step': 1, 'kind': 'rise', 'text': 'first step'}, {'step': 3, 'kind': 'skipped', 'text': 'step skipped'}]
     """
-    found = []
+    marked = []
     kinds = ["" if before is None else _kind(before), *map(_kind, rows)]
     for row, kind, kind_before in zip(rows, kinds[1:], kinds, strict=False):
         if row.error:
-            found.append(_mark(row, "failed", name_cells(row.error)))
+            marked.append(_mark(row, "failed", name_cells(row.error)))
         elif kind and kind != kind_before:
-            found.append(_mark(row, "rise", row.rose_because))
+            marked.append(_mark(row, "rise", row.rose_because))
         elif row.skipped:
-            found.append(_mark(row, "skipped", "step skipped"))
+            marked.append(_mark(row, "skipped", "step skipped"))
         elif row.evaluations:
-            found.append(_mark(row, "evaluation", f"{row.evaluations} calls without gradients"))
-    return found
+            marked.append(_mark(row, "evaluation", f"{row.evaluations} calls without gradients"))
+    return marked
 
 
 def _kind(row: StepRow) -> str:
@@ -221,7 +223,7 @@ def _percent(share: float) -> str:
 def rises(rows: Sequence[StepRow], shown: int | None) -> dict[str, Any]:
     """Return the table of steps at which the peak rose, and why; the step that is shown is marked."""
     cells = [[f"{row.step:,}", size_text(row.peak_allocated or 0), row.rose_because] for row in rows]
-    marked = [{"cells": each, "current": row.step == shown} for each, row in zip(cells, rows, strict=True)]
+    marked = [{"cells": texts, "current": row.step == shown} for texts, row in zip(cells, rows, strict=True)]
     titles = ["Step", "Peak", "The peak rose because"]
     return {"kind": "table", "titles": titles, "align": ["right", "right", "left"], "rows": marked}
 

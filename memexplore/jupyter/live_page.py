@@ -1,4 +1,4 @@
-"""The page of a watched run: finished steps go in, messages to the browser come out while the run goes on.
+"""Show a watched run on its page while the run goes on.
 
 Messages are sent by the thread that trains, at the end of a step and at most every `SECONDS`: of the steps in between
 only their rows are sent, together. A second thread sends new notes, and what is left when no further step ends.
@@ -174,11 +174,11 @@ class LivePage:
         """Return the bar and all steps, in bins (`Controls`)."""
         bins = self._store.history.bins()
         base = live_message.columns(bins)
-        marks = live_message.marks([each.row for each in bins]) + self._knobs.marks()
+        marks = live_message.marks([step_bin.row for step_bin in bins]) + self._knobs.marks()
         return {**self._bar(), "template": _template(), "base": base, "marks": marks, "explorer": self._knobs_message()}
 
     def message_of_new_steps(self) -> dict[str, Any]:
-        """Return the bar and the steps after those that were sent, or all steps if these are too many."""
+        """Return the bar and the steps not sent yet, or all steps if these are too many."""
         history, first = self._store.history, self._sent
         rows = history.after(first)
         if rows is None or len(rows) > _MOST_NEW_STEPS or self._rows_since_base > 2 * _MOST_NEW_STEPS:
@@ -263,13 +263,13 @@ class LivePage:
     def _show(self, step: int) -> None:
         """Show the tape of a recorded step over the outline of the pinned one, or of the recorded one before it."""
         steps = self._store.recorded.steps()
-        earlier = [each for each in steps if each < step]
+        earlier = [recorded for recorded in steps if recorded < step]
         pinned = self._following.pinned
         before = pinned if pinned in steps else earlier[-1] if earlier else None
         self._draw(step, None if before == step else before)
 
     def _draw(self, step: int, before: int | None) -> None:
-        tapes = {each: self._store.recorded.tape(each) for each in (step, before) if each is not None}
+        tapes = {drawn: self._store.recorded.tape(drawn) for drawn in (step, before) if drawn is not None}
         tape = tapes.get(step)
         if tape is None:
             return
@@ -279,7 +279,7 @@ class LivePage:
             self.view.show(tape, tapes.get(before or 0), self.view.send_details)
 
     def _nearest(self, step: float) -> int | None:
-        return min(self._store.recorded.steps(), key=lambda each: abs(each - step), default=None)
+        return min(self._store.recorded.steps(), key=lambda recorded: abs(recorded - step), default=None)
 
     # -- requests
 
@@ -319,7 +319,7 @@ class LivePage:
         self._following = self._following._replace(**changes)
 
     def _on_step(self, request: dict[str, Any]) -> None:
-        """Show the recorded step nearest to the one that was clicked, and follow the newest one no longer."""
+        """Show the recorded step nearest to the clicked step, and follow the newest step no longer."""
         step = self._nearest(request["step"])
         if step is not None:
             self._set(newest=False)

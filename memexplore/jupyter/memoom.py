@@ -1,7 +1,7 @@
-"""`%memoom`: post-mortems of a whole notebook, and the memory of failed cells given back.
+"""Run `%memoom`: post-mortems of a whole notebook, and the memory of failed cells given back.
 
-In: the shell and its cells. Out: a post-mortem under the traceback of each cell that runs out of memory. On a virtual
-GPU each cell is recorded for it; on a real GPU the allocator records its history.
+Each cell that runs out of memory gets a post-mortem under its traceback. On a virtual GPU each cell is recorded for it;
+on a real GPU the allocator records its history.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class OutOfMemoryWatch:
         """Whether the failed cell made its model."""
         self.last: PostMortem | None = None
         """The last post-mortem."""
-        self.found: WhatFits | None = None
+        self.what_fits: WhatFits | None = None
         """What would have fitted, as far as it is known."""
         self._applied: AppliedSetting | None = None
         self.page: MemoomPage | None = None
@@ -136,16 +136,16 @@ class OutOfMemoryWatch:
                 from memexplore.tape import Action
 
                 # What a cell that turned its GPU on itself did is not recorded.
-                found = of_failure(tape, evidence)
-                if found is not None and np.any(found.tape.action == Action.ALLOC):
-                    show_view(found.tape)
-                self.show(found)
+                post_mortem = of_failure(tape, evidence)
+                if post_mortem is not None and np.any(post_mortem.tape.action == Action.ALLOC):
+                    show_view(post_mortem.tape)
+                self.show(post_mortem)
         except Exception as failure:
             # The cell's own error has been shown; this one must not hide it.
             print(f"The post-mortem failed ({type(failure).__name__}: {failure}); please report this.")
 
     def evidence(self, error: BaseException | None) -> Evidence | None:
-        """Return what the notebook knows of an error, None for one that is not out of memory."""
+        """Return what the notebook knows of an error, None for another error than out of memory."""
         # Without torch there is no such error, and importing it takes a second.
         if error is None or "torch" not in sys.modules:
             return None
@@ -157,7 +157,7 @@ class OutOfMemoryWatch:
         if memory_error is None:
             return None
         names = self._shell.user_ns
-        self.step, self.found = failed_step(memory_error, self.seen, list(names.values())), None
+        self.step, self.what_fits = failed_step(memory_error, self.seen, list(names.values())), None
         self._take_cell()
         self._is_made_by_cell = self._models is not None and any(
             model is not None and model not in self._models for model in self._step_models()
@@ -205,27 +205,27 @@ class OutOfMemoryWatch:
             print(f"The post-mortem failed ({type(failure).__name__}: {failure}); please report this.")
             return None
 
-    def show(self, found: PostMortem | None) -> None:
+    def show(self, post_mortem: PostMortem | None) -> None:
         """Display a post-mortem, with a button that frees what the failed cell holds."""
-        if found is None:
+        if post_mortem is None:
             return
-        self.last, self._has_shown = found, True
-        display(found)
+        self.last, self._has_shown = post_mortem, True
+        display(post_mortem)
         if getattr(self._shell, "kernel", None) is not None:
             from memexplore.jupyter.memoom_page import MemoomPage
 
-            self.page = MemoomPage(self, self.step, found.tape.meta)
+            self.page = MemoomPage(self, self.step, post_mortem.tape.meta)
             display(self.page.widget)
 
-    def show_after_cell(self, found: PostMortem | None) -> None:
+    def show_after_cell(self, post_mortem: PostMortem | None) -> None:
         """Display a post-mortem when the running cell has ended, below its traceback."""
         events = self._shell.events
 
         def ended(result: Any) -> None:
             events.unregister("post_run_cell", ended)
-            self.show(found)
+            self.show(post_mortem)
 
-        if found is not None:
+        if post_mortem is not None:
             self._has_shown = True
             events.register("post_run_cell", ended)
 
@@ -247,8 +247,8 @@ class OutOfMemoryWatch:
         if isinstance(self.step, str):
             return WhatFits(None, failed=self.step)
         self.page = None
-        self.found = search(self.step, self.last.tape.meta)
-        return self.found
+        self.what_fits = search(self.step, self.last.tape.meta)
+        return self.what_fits
 
     def apply(self, knobs: Knobs) -> AppliedSetting:
         """Apply a setting to the model of the step that failed last, instead of one applied before.
@@ -293,7 +293,7 @@ class OutOfMemoryWatch:
 
     def _apply_number(self, number: str) -> str:
         """Apply a setting of the last search, and write the lines of what only code can change into the next cell."""
-        options = () if self.found is None else self.found.options
+        options = () if self.what_fits is None else self.what_fits.options
         if not number.isdecimal() or not 1 <= int(number) <= len(options):
             known = f"give a number from 1 to {len(options)}" if options else "run %memoom advise first"
             raise UsageError(f"There is no setting {number!r}: {known}")
@@ -363,21 +363,21 @@ def of_shell(shell: InteractiveShell) -> OutOfMemoryWatch:
     return _WATCHES[shell]
 
 
-def _writer(found: PostMortem, path: pathlib.Path) -> Callable[[pathlib.Path], object]:
+def _writer(post_mortem: PostMortem, path: pathlib.Path) -> Callable[[pathlib.Path], object]:
     def write_page(path: pathlib.Path) -> None:
         from memexplore.page import report
 
-        path.write_text(report.html(found.tape, found), encoding="utf-8")
+        path.write_text(report.html(post_mortem.tape, post_mortem), encoding="utf-8")
 
     def write_snapshot(path: pathlib.Path) -> None:
         from memexplore.snapshot import save_snapshot
 
-        save_snapshot(found.tape, path)
+        save_snapshot(post_mortem.tape, path)
 
     writers: dict[str, Callable[[pathlib.Path], object]] = {
         ".html": write_page,
-        ".tape": found.tape.save,
-        ".parquet": found.tape.to_parquet,
+        ".tape": post_mortem.tape.save,
+        ".parquet": post_mortem.tape.to_parquet,
         ".pickle": write_snapshot,
     }
     if path.suffix not in writers:

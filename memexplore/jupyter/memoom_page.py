@@ -1,7 +1,6 @@
-"""The buttons below a post-mortem: search what would have fitted, apply a setting, free what the failed cell holds.
+"""Show the buttons below a post-mortem: search what would have fitted, apply a setting, free the memory still held.
 
-In: the notebook's `OutOfMemoryWatch` and the step that failed. Out: an ipywidgets box. The search runs beside the
-kernel; settings are shown as they are found.
+The search runs beside the kernel; settings are shown as they are found.
 """
 
 from __future__ import annotations
@@ -104,10 +103,10 @@ class MemoomPage:
         if state.state == "stopped":
             advice = dataclasses.replace(advice, cancelled=True)
         assert self._running is not None
-        found = WhatFits(advice, self._running.step.assumed)
+        what_fits = WhatFits(advice, self._running.step.assumed)
         if self._watch.page is self:
-            self._watch.found = found
-        options = [(each.knobs, each.largest_text) for each in advice.options]
+            self._watch.what_fits = what_fits
+        options = [(option.knobs, option.largest_text) for option in advice.options]
         drawn = (state.state, self._applied, self._said, self._is_newest, options)
         if drawn == self._drawn:
             return
@@ -115,11 +114,11 @@ class MemoomPage:
         before = self._options.children
         sentences = " ".join(advice.sentences)
         rows = [self._row(number, option) for number, option in enumerate(advice.options, 1)]
-        assumed = [_text(f"<small>Assumed: {escape(' '.join(found.assumed))}</small>")]
+        assumed = [_text(f"<small>Assumed: {escape(' '.join(what_fits.assumed))}</small>")]
         self._options.children = (
             _text(escape(sentences)),
             *rows,
-            *(assumed if found.assumed and not running else []),
+            *(assumed if what_fits.assumed and not running else []),
         )
         for widget in before:
             _close(widget)

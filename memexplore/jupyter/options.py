@@ -210,20 +210,20 @@ def gpu_line(line: str) -> GpuLine:
 
     Raises UsageError for another option, and for a wrong value of one.
     """
-    found = dict(_GPU_OPTION.findall(line))
+    options = dict(_GPU_OPTION.findall(line))
     name = _GPU_OPTION.sub("", line).strip().strip("\"'")
     if "--" in name:
         raise UsageError(f"cannot read {name[name.index('--') :]}: write --values SETTING, --world N or --rank R")
     for option in ("world", "rank"):
-        if not found.get(option, "0").isdecimal():
-            raise UsageError(f"--{option} is {found[option]!r}: write a whole number")
-    if "rank" in found and "world" not in found:
+        if not options.get(option, "0").isdecimal():
+            raise UsageError(f"--{option} is {options[option]!r}: write a whole number")
+    if "rank" in options and "world" not in options:
         raise UsageError(_RANK_ALONE)
     try:
-        values = Values.of(found["values"]) if "values" in found else None
+        values = Values.of(options["values"]) if "values" in options else None
     except ValueError as error:
         raise UsageError(str(error).replace("values=", "--values ", 1)) from None
-    return GpuLine(name, values, int(found["world"]) if "world" in found else None, int(found.get("rank", 0)))
+    return GpuLine(name, values, int(options["world"]) if "world" in options else None, int(options.get("rank", 0)))
 
 
 def slider(text: str) -> tuple[str, list[Any]]:

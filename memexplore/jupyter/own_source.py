@@ -1,7 +1,4 @@
-"""The source of a step's training loop, among the cells of this notebook and the script that runs.
-
-In: a `Step`. Out: an `OwnCode`, None where no source trains the step's model.
-"""
+"""Find the source of a step's training loop, among the cells of this notebook and the script that runs."""
 
 from __future__ import annotations
 

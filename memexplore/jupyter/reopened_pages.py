@@ -1,4 +1,4 @@
-"""Pages opened while a cell runs: connections to the kernel go in, what such a page needs for a view comes out.
+"""Give a page that is opened while a cell runs the views that it lacks.
 
 A page that is opened or reloaded asks the kernel for its widgets on the shell channel, which is read when the cell has
 ended. So after each connection of a page the kernel sends a small widget without a view (`frontend/reopened`) a few

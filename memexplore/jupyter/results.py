@@ -12,7 +12,7 @@ _MAX_OTHERS = 64
 
 
 def forget_old(results: dict[Knobs, Run], kept: Collection[Knobs]) -> None:
-    """Remove the oldest results beyond a number, except those of the settings in `kept`."""
+    """Remove the oldest results beyond a number, except the results of the settings in `kept`."""
     others = [knobs for knobs in results if knobs not in kept]
     for knobs in others[: max(len(others) - _MAX_OTHERS, 0)]:
         del results[knobs]

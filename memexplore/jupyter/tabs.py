@@ -42,40 +42,42 @@ _NO_CODE = "# The step runs as written.\n# Change a knob to see lines of PyTorch
 def explorer_tabs(
     step: Step | None,
     shown: Sequence[Outcome],
-    found: Advice | None,
+    advised: Advice | None,
     current: Knobs,
     *,
     base: Knobs = _WRITTEN,
     unsearched: Tab | None = None,
     own: OwnCode | None = None,
 ) -> dict[str, Tab]:
-    """Return the tabs by name, in order: `found` is the advice so far, `unsearched` its tab where there is none.
+    """Return the tabs by name, in order: `advised` is the advice so far, `unsearched` its tab where there is none.
 
     `base` has the GPU, the batch and the input size with which the search began. The chart draws the settings that the
     advice is about after those shown. `own` is the code that the person runs, if it is known.
     """
-    first = unsearched if found is None else advice(found, current, base)
+    first = unsearched if advised is None else advice(advised, current, base)
     history_of = tuple(outcome.knobs for outcome in shown)
-    largest = {} if found is None else {on_base(knobs, base): batch for knobs, batch in found.largest.items()}
+    largest = {} if advised is None else {on_base(knobs, base): batch for knobs, batch in advised.largest.items()}
     return ({} if first is None else {ADVICE: first}) | {
-        TRADE_OFFS: trade_offs([*shown, *_advised(history_of, found, base)], current, largest),
+        TRADE_OFFS: trade_offs([*shown, *_advised(history_of, advised, base)], current, largest),
         HISTORY: history(shown, current),
         CODE: code(step, current, own),
     }
 
 
-def settings(tab: str, shown: Sequence[Knobs], found: Advice | None, base: Knobs = _WRITTEN) -> list[tuple[str, Knobs]]:
+def settings(
+    tab: str, shown: Sequence[Knobs], advised: Advice | None, base: Knobs = _WRITTEN
+) -> list[tuple[str, Knobs]]:
     """Return the text and the setting of each row, or point, of a tab; an empty list for a tab without settings."""
-    if tab == ADVICE and found is not None:
-        return [(found.text_of(option), on_base(option.knobs, base)) for option in found.options]
+    if tab == ADVICE and advised is not None:
+        return [(advised.text_of(option), on_base(option.knobs, base)) for option in advised.options]
     if tab in (TRADE_OFFS, HISTORY):
-        advised = (outcome.knobs for outcome in _advised(shown, found, base))
-        return [(str(knobs), knobs) for knobs in (*shown, *advised)]
+        others = (outcome.knobs for outcome in _advised(shown, advised, base))
+        return [(str(knobs), knobs) for knobs in (*shown, *others)]
     return []
 
 
 def clicked(request: Mapping[str, Any], settings: Sequence[tuple[str, Knobs]]) -> Knobs | None:
-    """Return the setting of the row or point of a request of the page, among those of its tab; None if it has none.
+    """Return the setting of the row or point that a request of the page names, None if its tab has none there.
 
     While a search goes on, its rows and points move: their texts (`label`) tell them apart.
 
@@ -88,11 +90,11 @@ def clicked(request: Mapping[str, Any], settings: Sequence[tuple[str, Knobs]]) -
     return next((knobs for text, knobs in settings if text == label), None)
 
 
-def _advised(shown: Sequence[Knobs], found: Advice | None, base: Knobs) -> list[Outcome]:
+def _advised(shown: Sequence[Knobs], advice_so_far: Advice | None, base: Knobs) -> list[Outcome]:
     """Return the runs of a search that train the same and were not shown."""
-    if found is None:
+    if advice_so_far is None:
         return []
-    same = [outcome for outcome in found.tried if outcome.knobs in found.same_training]
+    same = [outcome for outcome in advice_so_far.tried if outcome.knobs in advice_so_far.same_training]
     advised = [outcome._replace(knobs=on_base(outcome.knobs, base)) for outcome in same]
     return [outcome for outcome in advised if outcome.knobs not in shown]
 
@@ -152,8 +154,8 @@ def history(outcomes: Sequence[Outcome], current: Knobs) -> Tab:
 
 def code(step: Step | None, knobs: Knobs, own: OwnCode | None = None) -> Tab:
     """Return the lines of PyTorch with the same effect as the knobs, shown as a diff."""
-    found = diff.code(step, knobs, own)
-    return {"kind": "code", **found._asdict()} if found.text else {"kind": "code", "text": _NO_CODE}
+    lines = diff.code(step, knobs, own)
+    return {"kind": "code", **lines._asdict()} if lines.text else {"kind": "code", "text": _NO_CODE}
 
 
 def advice(advice: Advice, current: Knobs | None = None, base: Knobs = _WRITTEN) -> Tab:

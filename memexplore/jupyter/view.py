@@ -48,7 +48,7 @@ class Screen(NamedTuple):
     width: int | None = None
     """Width of the timeline in pixels, None before a browser has reported it."""
     picture: Picture = Picture.WITH_ROOM
-    """Which run is drawn of one that ended out of memory."""
+    """Which picture is drawn of a run that ended out of memory."""
     x: XChoice = DEFAULT_X
     """Horizontal axis of the timeline."""
 
@@ -85,7 +85,7 @@ class View(anywidget.AnyWidget):
         self._on_drawn: Callable[[], None] | None = None
         self._details_number = -1  # of the tape whose details were sent
         self._asked: dict[str, Any] = {}  # the request being answered
-        # Requests may be answered in another thread than the one that changes the tape or the controls.
+        # One thread may answer requests while another changes the tape or the controls.
         self.lock = threading.RLock()
         number = uuid.uuid4().hex
         super().__init__(
@@ -374,7 +374,7 @@ class View(anywidget.AnyWidget):
 
 
 def _identity(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that identify a request among those of all views of the widget, to be echoed in its reply."""
+    """Return the fields that identify a request among all views of the widget, to be echoed in its reply."""
     return {key: request[key] for key in ("view", "number") if key in request}
 
 

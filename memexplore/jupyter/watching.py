@@ -94,20 +94,20 @@ def _show_post_mortem(session: Session) -> None:
     if shell is None:
         return
     shown = of_shell(shell)
-    found: list[Evidence] = []
+    known: list[Evidence] = []
 
     def failed(error: BaseException) -> None:
         shown.seen = _last_call(session)
         evidence = shown.evidence(error)
-        found.extend([] if evidence is None else [evidence])
+        known.extend([] if evidence is None else [evidence])
 
     def ended() -> None:
         from memexplore.live.live import State
 
         live = session.live
-        if found and live.state is State.FAILED:
+        if known and live.state is State.FAILED:
             tape = live.tape(live.recorded[-1]) if live.recorded else None
-            shown.show_after_cell(shown.post_mortem(tape, found.pop()))
+            shown.show_after_cell(shown.post_mortem(tape, known.pop()))
 
     session.on_error = failed
     session.on_state.append(ended)

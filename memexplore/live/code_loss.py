@@ -1,7 +1,7 @@
-"""The loss as the code of a step computes it: frames that call a model go in, lines to run in its place come out.
+"""Find the lines that compute the loss in the code of a step, to run them in another process.
 
-The lines are those from the call of the model to the start of backward that the loss depends on, so that variables hold
-tensors as long as they do in the program. They are run in a copy of the names that they use.
+The lines are the statements between the call of the model and the start of backward on which the loss depends. So
+variables hold tensors as long as they do in the program. The lines run in a copy of the names that they use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memexplore.live.code_step import CALLED, IN_LOOP, LOSS, Argument, CodeLoss, Held, Loop, Model
+from memexplore.live.code_step import CALLED, IN_LOOP, LOSS, Argument, CodeLoss, Lifetime, Loop, Model
 from memexplore.live.observed import template, unknown_in
 from memexplore.virtual_gpu.frame_variables import variables
 
@@ -33,13 +33,13 @@ def loss_in_code(error: BaseException, model: torch.nn.Module, arguments: list[t
     `arguments` are the tensors of the call. No code of the program runs.
     """
     for frame, line in traceback.walk_tb(error.__traceback__):
-        found = None if _is_own(frame) else _in_frame(frame, line, model, arguments)
-        if found is not None:
-            return found
+        code_loss = None if _is_own(frame) else _in_frame(frame, line, model, arguments)
+        if code_loss is not None:
+            return code_loss
     return None
 
 
-class Place(NamedTuple):
+class CallSite(NamedTuple):
     """A line that calls a model."""
 
     code: CodeType
@@ -51,16 +51,16 @@ class Place(NamedTuple):
         return bool(self.code.co_flags & inspect.CO_NEWLOCALS)
 
 
-def place_of_call(frame: FrameType | None) -> Place | None:
+def call_site(frame: FrameType | None) -> CallSite | None:
     """Return the innermost line of the program in a frame and its callers."""
     frame = _of_program(frame)
-    return None if frame is None else Place(frame.f_code, frame.f_lineno)
+    return None if frame is None else CallSite(frame.f_code, frame.f_lineno)
 
 
 def loss_in_loop(
-    frame: FrameType | None, place: Place, model: torch.nn.Module, arguments: list[torch.Tensor]
+    frame: FrameType | None, place: CallSite, model: torch.nn.Module, arguments: list[torch.Tensor]
 ) -> CodeLoss | None:
-    """Return the lines of a function that called a model at a place and still runs; `frame` is one that it has called.
+    """Return the lines of a function that called a model at a place and still runs; `frame` is in a call by it.
 
     None where it has ended, or its lines are not understood.
     """
@@ -81,11 +81,11 @@ def returned_loss(frame: FrameType | None, model: torch.nn.Module, arguments: li
     frame = _of_program(frame)
     if frame is None or frame.f_code in _others:
         return None
-    found = _in_frame(frame, frame.f_lineno, model, arguments)
-    if found is None or found.held is not Held.UNTIL_RETURN:
+    code_loss = _in_frame(frame, frame.f_lineno, model, arguments)
+    if code_loss is None or code_loss.held is not Lifetime.UNTIL_RETURN:
         _others.add(frame.f_code)
         return None
-    return found
+    return code_loss
 
 
 def _of_program(frame: FrameType | None) -> FrameType | None:
@@ -110,25 +110,25 @@ def _understood(frame: FrameType, line: int, model: torch.nn.Module, arguments: 
     tree = _trees.get(code) or _tree(frame)
     names = _Names(frame)
 
-    def calls(node: ast.AST) -> list[ast.Call]:
-        found = [each for each in _walk(node) if isinstance(each, ast.Call)]
-        return [each for each in found if names.found(each.func) is model]
+    def calls_of_model(node: ast.AST) -> list[ast.Call]:
+        calls = [part for part in _walk(node) if isinstance(part, ast.Call)]
+        return [call for call in calls if names.value_or_none(call.func) is model]
 
-    part = _part(tree, line, calls)
+    part = _part(tree, line, calls_of_model)
     if part is None:
         return None
     before, loss, held, casts = part
-    lines = _slice(before, loss, calls)
+    lines = _slice(before, loss, calls_of_model)
     lines = [ast.With(casts, lines)] if casts else lines
-    found = [call for node in lines for call in calls(node)]
-    repeated = [each for node in lines for each in _walk(node) if isinstance(each, _REPEATED)]
-    if len(found) != 1 or any(found[0] in ast.walk(each) for each in repeated):
+    calls = [call for node in lines for call in calls_of_model(node)]
+    repeated = [inner for node in lines for inner in _walk(node) if isinstance(inner, _REPEATED)]
+    if len(calls) != 1 or any(calls[0] in ast.walk(node) for node in repeated):
         return None
-    replacing = _Replacing(names, found[0], lines)
+    replacing = _Replacing(names, calls[0], lines)
     # The tree is kept, and a visit changes it.
-    copied = copy.deepcopy(lines, {id(found[0]): found[0]})
+    copied = copy.deepcopy(lines, {id(calls[0]): calls[0]})
     changed = ast.Module([replacing.visit(node) for node in copied], [])
-    layers = {id(each) for each in (*model.modules(), *model.parameters(), *model.buffers())}
+    layers = {id(part_of_model) for part_of_model in (*model.modules(), *model.parameters(), *model.buffers())}
     values: dict[str, Any] = {}
     for name, value in replacing.values.items():
         if value is not model and id(value) in layers:
@@ -149,39 +149,39 @@ def _tree(frame: FrameType) -> ast.AST:
     tree = ast.parse("".join(linecache.getlines(code.co_filename, frame.f_globals)))
     if not code.co_flags & inspect.CO_NEWLOCALS:
         return tree
-    for each in ast.walk(tree):
-        if isinstance(each, ast.FunctionDef) and each.name == code.co_name:
-            first_lines = {each.lineno, *(decorator.lineno for decorator in each.decorator_list)}
+    for part in ast.walk(tree):
+        if isinstance(part, ast.FunctionDef) and part.name == code.co_name:
+            first_lines = {part.lineno, *(decorator.lineno for decorator in part.decorator_list)}
             if code.co_firstlineno in first_lines:
-                return _trees.setdefault(code, each)
+                return _trees.setdefault(code, part)
     raise LookupError(code.co_name)
 
 
 def _walk(node: ast.AST) -> Iterator[ast.AST]:
     """Yield a node and all in it, without the bodies of functions and classes."""
     yield node
-    for each in ast.iter_child_nodes(node):
-        if not isinstance(each, _OWN_SCOPE):
-            yield from _walk(each)
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, _OWN_SCOPE):
+            yield from _walk(child)
 
 
 # --- which lines ----------------------------------------------------------------------------------------------------
 
-_Part = tuple[list[ast.stmt], ast.expr, Held, list[ast.withitem]]
+_Part = tuple[list[ast.stmt], ast.expr, Lifetime, list[ast.withitem]]
 
 
 def _part(tree: ast.AST, line: int, calls: Callable[[ast.AST], list[ast.Call]]) -> _Part | None:
     """Return the statements from the call of the model to backward, the loss there, how long variables live, and casts.
 
-    The casts are those of autocast around all of the statements.
+    The casts are blocks of autocast around all of the statements.
     """
-    found: _Part | None = None
+    result: _Part | None = None
     for block, in_loop, casts in _blocks(tree, False, []):
-        ends = [number for number, each in enumerate(block) if _backward_of(each) is not None]
-        starts = [number for number, each in enumerate(block) if calls(each)]
-        held = Held.UNTIL_ASSIGNED if in_loop else Held.DURING_STEP
+        ends = [number for number, statement in enumerate(block) if _backward_of(statement) is not None]
+        starts = [number for number, statement in enumerate(block) if calls(statement)]
+        held = Lifetime.UNTIL_ASSIGNED if in_loop else Lifetime.DURING_STEP
         if not ends and starts and isinstance(block[-1], ast.Return) and block[-1].value is not None:
-            found = block[starts[0] : -1], block[-1].value, Held.UNTIL_RETURN, casts
+            result = block[starts[0] : -1], block[-1].value, Lifetime.UNTIL_RETURN, casts
             continue
         starts = [number for number in starts if ends and number <= ends[-1]]
         if not starts or not block[starts[0]].lineno <= line:
@@ -191,8 +191,8 @@ def _part(tree: ast.AST, line: int, calls: Callable[[ast.AST], list[ast.Call]]) 
             return None
         loss = _backward_of(block[ends[-1]])
         assert loss is not None
-        found = block[starts[0] : ends[-1]], loss, held, casts
-    return found
+        result = block[starts[0] : ends[-1]], loss, held, casts
+    return result
 
 
 def _blocks(
@@ -200,16 +200,16 @@ def _blocks(
 ) -> Iterator[tuple[list[ast.stmt], bool, list[ast.withitem]]]:
     """Yield the lists of statements of a function, outer ones first, whether each is in a loop, and autocast around."""
     if isinstance(node, ast.With):
-        casts = [*casts, *(each for each in node.items if "autocast" in ast.unparse(each))]
+        casts = [*casts, *(item for item in node.items if "autocast" in ast.unparse(item))]
     for field in ("body", "orelse", "finalbody"):
         block = getattr(node, field, None)
         if not isinstance(block, list):
             continue
         inside = in_loop or isinstance(node, ast.For | ast.While)
         yield block, inside, casts
-        for each in block:
-            if not isinstance(each, _OWN_SCOPE):
-                yield from _blocks(each, inside, casts)
+        for statement in block:
+            if not isinstance(statement, _OWN_SCOPE):
+                yield from _blocks(statement, inside, casts)
 
 
 def _backward_of(statement: ast.stmt) -> ast.expr | None:
@@ -227,19 +227,21 @@ def _backward_of(statement: ast.stmt) -> ast.expr | None:
 def _slice(before: list[ast.stmt], loss: ast.expr, calls: Callable[[ast.AST], list[ast.Call]]) -> list[ast.stmt]:
     """Return the statements that the loss depends on, and the assignments that hold more of what these computed."""
     needed, kept = set(_names(loss, ast.Load)), set[int]()
-    for number, each in reversed(list(enumerate(before))):
-        receiver = each.value.func if isinstance(each, ast.Expr) and isinstance(each.value, ast.Call) else None
+    for number, statement in reversed(list(enumerate(before))):
+        receiver = (
+            statement.value.func if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) else None
+        )
         changes = isinstance(receiver, ast.Attribute) and not needed.isdisjoint(_names(receiver.value, ast.Load))
-        if calls(each) or changes or not needed.isdisjoint(_names(each, ast.Store)):
+        if calls(statement) or changes or not needed.isdisjoint(_names(statement, ast.Store)):
             kept.add(number)
-            needed.update(_names(each, ast.Load))
-    for number, each in enumerate(before):
+            needed.update(_names(statement, ast.Load))
+    for number, statement in enumerate(before):
         # Freed before backward, or held by a variable besides.
-        deleted = set(_names(each, ast.Del))
-        known = deleted <= needed and (_deletes(each) or set(_names(each, ast.Load)) <= needed)
-        if known and (isinstance(each, ast.Assign) or _deletes(each)):
+        deleted = set(_names(statement, ast.Del))
+        known = deleted <= needed and (_deletes(statement) or set(_names(statement, ast.Load)) <= needed)
+        if known and (isinstance(statement, ast.Assign) or _deletes(statement)):
             kept.add(number)
-            needed.update(_names(each, ast.Store))
+            needed.update(_names(statement, ast.Store))
     last = ast.Assign([ast.Name(LOSS, ast.Store())], loss)
     return [*(before[number] for number in sorted(kept)), last]
 
@@ -252,12 +254,12 @@ def _deletes(statement: ast.stmt) -> bool:
     """
     if not isinstance(statement, ast.If):
         return isinstance(statement, ast.Delete)
-    calls = any(isinstance(each, ast.Call | ast.Await | ast.NamedExpr) for each in ast.walk(statement.test))
+    calls = any(isinstance(part, ast.Call | ast.Await | ast.NamedExpr) for part in ast.walk(statement.test))
     return not calls and all(map(_deletes, (*statement.body, *statement.orelse)))
 
 
 def _names(node: ast.AST, context: type[ast.expr_context]) -> list[str]:
-    return [each.id for each in _walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, context)]
+    return [part.id for part in _walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, context)]
 
 
 # --- what they use --------------------------------------------------------------------------------------------------
@@ -281,7 +283,7 @@ class _Names:
                 return table[key] if type(table) in (dict, list, tuple) else _no(key)
         raise LookupError(ast.unparse(node))
 
-    def found(self, node: ast.expr) -> Any:
+    def value_or_none(self, node: ast.expr) -> Any:
         """Return the value, None for what only code knows."""
         try:
             return self.value(node)
@@ -297,7 +299,7 @@ def _no(name: object) -> Any:
 
 
 def _attribute(value: Any, name: str) -> Any:
-    """Return an attribute without running code of the program. Raises LookupError for one that only code knows."""
+    """Return an attribute without running code of the program. Raises LookupError for what only code knows."""
     if isinstance(value, torch.Tensor):
         raise LookupError(name)
     try:
@@ -313,8 +315,8 @@ class _Replacing(ast.NodeTransformer):
 
     def __init__(self, names: _Names, call: ast.Call, lines: list[ast.stmt]) -> None:
         self._frame, self._call = names, call
-        self._assigned = {name for each in lines for name in _names(each, ast.Store)}
-        self._given = {name for each in lines for name in _given(each)}
+        self._assigned = {name for statement in lines for name in _names(statement, ast.Store)}
+        self._bound_names = {name for statement in lines for name in _bound_names(statement)}
         self._known: set[str] = set()
         self.values: dict[str, Any] = {}
 
@@ -326,7 +328,7 @@ class _Replacing(ast.NodeTransformer):
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         # The value is computed before a name has it.
         node = ast.Assign([*node.targets], self.visit(node.value))
-        node.targets = [self.visit(each) for each in node.targets]
+        node.targets = [self.visit(target) for target in node.targets]
         return node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
@@ -340,17 +342,20 @@ class _Replacing(ast.NodeTransformer):
         while isinstance(root, ast.Attribute | ast.Subscript):
             root = root.value
         is_own = isinstance(root, ast.Name) and root.id in self._assigned
-        value = None if is_own or not isinstance(node.ctx, ast.Load) else self._frame.found(node)
+        value = None if is_own or not isinstance(node.ctx, ast.Load) else self._frame.value_or_none(node)
         if value is None:
             return self.generic_visit(node)
-        name = next((each for each, one in self.values.items() if one is value), f"_value_{len(self.values)}")
+        name = next(
+            (known_name for known_name, known_value in self.values.items() if known_value is value),
+            f"_value_{len(self.values)}",
+        )
         self.values[name] = value
         return ast.Name(name, ast.Load())
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         if isinstance(node.ctx, ast.Store):
             self._known.add(node.id)
-        elif node.id not in self._known and node.id not in self._given and not hasattr(builtins, node.id):
+        elif node.id not in self._known and node.id not in self._bound_names and not hasattr(builtins, node.id):
             if node.id in self._assigned:
                 # The lines have run, and what the variable was before is gone.
                 raise LookupError(node.id)
@@ -358,19 +363,19 @@ class _Replacing(ast.NodeTransformer):
         return node
 
 
-def _given(node: ast.AST) -> Iterator[str]:
+def _bound_names(node: ast.AST) -> Iterator[str]:
     """Yield the names that comprehensions and lambdas give values to."""
-    for each in ast.walk(node):
-        if isinstance(each, ast.comprehension):
-            yield from _names(each.target, ast.Store)
-        elif isinstance(each, ast.arg):
-            yield each.arg
+    for part in ast.walk(node):
+        if isinstance(part, ast.comprehension):
+            yield from _names(part.target, ast.Store)
+        elif isinstance(part, ast.arg):
+            yield part.arg
 
 
 def _packed(value: Any, arguments: list[torch.Tensor]) -> Any:
     """Return a value without tensors; functions, modules and layers stay as they are."""
     if isinstance(value, torch.Tensor):
-        same = next((number for number, each in enumerate(arguments) if each is value), None)
+        same = next((number for number, argument in enumerate(arguments) if argument is value), None)
         return template(value) if same is None else Argument(same)
     kind = type(value)
     if kind is dict:

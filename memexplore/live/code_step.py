@@ -1,6 +1,7 @@
-"""Lines of code that call a model and compute its loss: run for one step after the other, with variables as they hold.
+"""Run the user's lines that call a model and compute its loss, one step after the other.
 
-In: a `CodeLoss` and the arguments of a call. Out: the loss. Code and tensors come from another process.
+Variables hold their tensors from step to step as they do in the user's loop. The lines (`CodeLoss`) and the arguments
+of the call come from another process.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from memexplore.virtual_gpu.device import active
 CALLED, LOSS = "_model_call", "_loss"
 """Names in the lines for the call of the model, and for the loss."""
 _DEPTH = 8
-"""As that of `observed.template`."""
+"""Levels of containers that are looked into, as in `observed.template`."""
 IN_LOOP = "memexplore_in_loop"
 """Attribute of the class of what `watch` hands its loop."""
 
 
-class Held(enum.StrEnum):
+class Lifetime(enum.StrEnum):
     """How long the variables of the lines hold their tensors."""
 
     UNTIL_RETURN = enum.auto()
@@ -53,8 +54,8 @@ class CodeLoss(NamedTuple):
 
     lines: str
     values: dict[str, Any]
-    """Name -> value, tensors as templates, those of the model's arguments as `Argument`."""
-    held: Held
+    """Name -> value; tensors are templates, and the model's arguments are `Argument`."""
+    held: Lifetime
 
 
 class CodeStep:
@@ -71,8 +72,8 @@ class CodeStep:
         self._names.clear()
 
     def __call__(self, model: Any, args: Any, kwargs: Any, values: dict[str, Any]) -> Any:
-        """Return the loss; `values` are those of the code with tensors."""
-        if self._code.held is not Held.UNTIL_ASSIGNED or self._gpu is not active():
+        """Return the loss; `values` are the values of the code, with tensors."""
+        if self._code.held is not Lifetime.UNTIL_ASSIGNED or self._gpu is not active():
             self._names.clear()
         self._gpu = active()
         names = self._names
@@ -85,7 +86,7 @@ class CodeStep:
             exec(compile(self._code.lines, "<step>", "exec", dont_inherit=True), names)
         loss = names.pop(LOSS)
         # The arguments of the model are the caller's.
-        for name in (CALLED, *values) if self._code.held is not Held.UNTIL_RETURN else tuple(names):
+        for name in (CALLED, *values) if self._code.held is not Lifetime.UNTIL_RETURN else tuple(names):
             names.pop(name, None)
         return loss
 
@@ -142,4 +143,4 @@ def tensors_in(value: Any, depth: int = _DEPTH) -> list[torch.Tensor]:
     if not depth:
         return []
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
-    return [each for part in parts for each in tensors_in(part, depth - 1)]
+    return [tensor for part in parts for tensor in tensors_in(part, depth - 1)]

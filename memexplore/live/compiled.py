@@ -1,4 +1,4 @@
-"""Watched models that run compiled code: models go in, whether their steps get no hooks and no recording comes out."""
+"""Tell which watched models run compiled code: their steps get no hooks and are not recorded."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class CompiledModels:
         is_known = any(map(is_compiled, models))
         self._is_open = not is_known and any(map(is_compiled_outside, models))
         if is_known:
-            self._store.note(COMPILED)
+            self._store.add_note(COMPILED)
         return is_known or self._is_open
 
     def are_still_run(self, calls: int) -> bool:
@@ -72,5 +72,5 @@ class CompiledModels:
             self._is_open = False
             if calls:
                 return False
-            self._store.note(COMPILED)
+            self._store.add_note(COMPILED)
         return True

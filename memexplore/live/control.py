@@ -1,4 +1,4 @@
-"""Switching of settings in a watched run: requests of any thread go in and take effect at the borders of steps."""
+"""Switch the settings of a watched run: any thread may ask, and the borders of steps obey."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from memexplore.torch_internals.modules import is_compiled
 
 _MOST_CHANGES = 1000
 _MOST_CHARACTERS = 240
-"""Length of the text of an error; that of running out of memory is long."""
+"""Length of the text of an error; the text of running out of memory is long."""
 _SECONDS_WALKED = 1.0
 _REPLACED = "a later request replaced it before it took effect"
 _ENDED = "The run has ended: watch another one to switch knobs."
@@ -65,7 +65,7 @@ class Control:
         self._jobs: list[Callable[[], object]] = []
         self._first_step: Change | None = None
         self._before = Knobs()
-        """The setting before that of `_first_step`."""
+        """The setting before the setting of `_first_step`."""
         self.ended = False
         """Whether no border of steps will come."""
 
@@ -76,8 +76,8 @@ class Control:
         if not self._named:
             if next(model.parameters(), None) is None:
                 return
-            if not any(model is each() for each in self._models):
-                self._models = [each for each in self._models if each() is not None] + [weakref.ref(model)]
+            if not any(model is ref() for ref in self._models):
+                self._models = [ref for ref in self._models if ref() is not None] + [weakref.ref(model)]
         is_cast = self.setting.knobs.precision is not Precision.AS_WRITTEN
         is_new = self.observer.see(model, call, step, self.share, arguments, is_cast)
         self.lines.see(model, *arguments[1:], is_new)
@@ -88,8 +88,8 @@ class Control:
         self.lines.before_update()
 
     def models(self) -> list[nn.Module]:
-        """Return the watched models, those of an unnamed run as far as they were called."""
-        return [model for model in (each() for each in self._models) if model is not None]
+        """Return the watched models; of a run without named models, the models called so far."""
+        return [model for model in (ref() for ref in self._models) if model is not None]
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Return the optimizers of the run that have stepped."""
@@ -180,7 +180,7 @@ class Control:
     # -- in the thread that trains
 
     def at_border(self, row: StepRow | None, next_step: int) -> None:
-        """End the first step of a setting, then switch to the requested one. `row` is that of the step, if watched."""
+        """End the first step of a setting, then switch to the requested one. `row` is the step's, if watched."""
         self._end_first_step(row)
         with self._lock:
             jobs, self._jobs = self._jobs, []

@@ -1,7 +1,7 @@
-"""The memory counters of a device, read at the borders of steps and of module calls.
+"""Read the memory counters of a device at the borders of steps and of module calls.
 
-In: the virtual GPU that is on, else a CUDA device, else the CPU, which has no counters. Out: a `Reading` per step. The
-peak statistics of the user are never reset.
+The device is the virtual GPU that is on, else a CUDA device, else the CPU, which has no counters. The user's peak
+statistics are never reset.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Counters(Protocol):
 
 
 class VirtualCounters:
-    """Counters of a virtual GPU: those of its allocator model, which are exact."""
+    """Counters of a virtual GPU, which its allocator model counts exactly."""
 
     def __init__(self, gpu: VirtualGpu) -> None:
         self._gpu, self._allocator = gpu, gpu.allocator

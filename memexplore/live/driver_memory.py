@@ -1,10 +1,10 @@
-"""Memory of a CUDA device as the driver counts it: a device goes in, bytes outside the allocator by process come out.
+"""Ask the driver of a CUDA device how much memory each process has outside the allocator.
 
 `torch.cuda.mem_get_info` says what all processes use together. NVML, the driver's library for management, says what
 each process uses; its Python binding `pynvml` (package nvidia-ml-py) is used where it is installed and answers:
 
-- Inside a container the driver may list no processes, or those of the host by other numbers: an entry counts as that
-  of this process only if it is at least as large as its segments.
+- Inside a container the driver may list no processes, or the host's processes by other numbers: an entry counts as this
+  process only if it is at least as large as its segments.
 - Under WDDM (Windows) the driver gives no sizes of processes.
 - A process can use one part of a divided GPU (MIG): its entry is that part, also in the list of the whole GPU.
 """
@@ -42,7 +42,7 @@ class DriverMemory:
         self._failures = 0
         self._handle: Any = None
         self._made_in = 0
-        """The process that made the handle: one that was forked needs its own."""
+        """The process that made the handle: a forked process needs its own."""
 
     def outside(self) -> Outside:
         """Return what is in use outside the allocator of this process."""
@@ -74,7 +74,7 @@ class DriverMemory:
             pynvml.nvmlInit()
             self._handle, self._made_in = _handle(pynvml, self._device), os.getpid()
         own = os.getpid()
-        sizes = [each.usedGpuMemory for each in _processes(pynvml, self._handle) if each.pid == own]
+        sizes = [process.usedGpuMemory for process in _processes(pynvml, self._handle) if process.pid == own]
         # Of a process that computes and draws there are two entries with the same size.
         return max((size for size in sizes if size is not None), default=None)
 

@@ -1,4 +1,4 @@
-"""Predictions of one watched run: settings go in from any thread, futures of a `Prediction` come out.
+"""Predict settings of a watched run: any thread may ask, and gets a future of a `Prediction`.
 
 The step is copied in the thread that trains, at a border of steps, before the first setting is switched on.
 """
@@ -101,7 +101,7 @@ class Forecasts:
         count = max(newest.micro_batches // (control.setting.knobs.accumulation or 1), 1)
         now = control.setting.knobs
         request = Request(knobs, now, measured, call, count, self._machine, settings, self._buckets, code)
-        self._predictor.start(self._packed, request, future)
+        self._predictor.submit(self._packed, request, future)
 
     def _code(self, models: list[torch.nn.Module]) -> bytes:
         """Return the lines of the loop that compute the loss, packed; nothing where they are not known."""

@@ -1,4 +1,4 @@
-"""Gradient buckets of DistributedDataParallel: a wrapped model goes in, tensors of the size of its buckets come out.
+"""Allocate tensors of the size of the gradient buckets of DistributedDataParallel.
 
 DDP holds a copy of all gradients, in buckets that are reduced together, from its first step on. With
 `gradient_as_bucket_view` the gradients are views of the buckets. Sources: torch/nn/parallel/distributed.py and
@@ -38,7 +38,7 @@ def buckets_of(model: nn.Module) -> Buckets | None:
     return Buckets(listed or (*first, size), model.gradient_as_bucket_view)
 
 
-class Held:
+class BucketTensors:
     """The buckets of one model, on its device, as tensors without values of their own."""
 
     def __init__(self, model: nn.Module, buckets: Buckets) -> None:

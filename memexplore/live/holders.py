@@ -1,4 +1,4 @@
-"""Who holds tensors: storages go in, the variables and containers that keep them alive come out as text.
+"""Find who holds tensors: the variables and containers that keep their storages alive, as text.
 
 Python's garbage collector knows which objects refer to which; each question takes it a walk over all objects, which
 cannot be interrupted. So a walk answers for all tensors together, one is begun only if the time left is enough for it
@@ -28,7 +28,7 @@ _DEPTH = 8
 """Objects on the way from a tensor to a variable, and so walks, at most."""
 _TENSORS = 3
 _GROUPS = 4
-"""Groups that are followed to their variables, of those with a tensor that an object of Python holds."""
+"""Groups that are followed to their variables, of the groups with a tensor that an object of Python holds."""
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _STORED = r"\s*(\.(append|appendleft|add|extend|insert|update|setdefault)\(|\[[^\]]*\]\s*=[^=]|\+=|\|=)"
 
@@ -43,18 +43,18 @@ class _Way:
     """The way from a tensor of a group to the variable from which it is reached, as far as it is known."""
 
     # Without a dictionary, which would be one more object that holds the tensor.
-    __slots__ = ("attributes", "found", "is_open", "rank", "seen", "value")
+    __slots__ = ("attributes", "holder", "is_open", "rank", "seen", "value")
 
     def __init__(self, rank: int, value: Any) -> None:
         self.rank = rank
         self.value = value  # the object that was reached
         self.attributes = ""
         self.seen: set[int] = set()
-        self.found: _Found | None = None
+        self.holder: _Found | None = None
         self.is_open = True
 
-    def end(self, found: _Found | None) -> None:
-        self.found, self.is_open = found, False
+    def end(self, holder: _Found | None) -> None:
+        self.holder, self.is_open = holder, False
 
 
 def holders(groups: Sequence[Sequence[Any]], seconds: float) -> list[str]:
@@ -97,17 +97,17 @@ def holders(groups: Sequence[Sequence[Any]], seconds: float) -> list[str]:
 def _ways(ranks: Mapping[int, int]) -> list[_Way]:
     """Return ways that begin at a few tensors of Python of each group; `ranks` are by key of a tensor's storage."""
     classes = _tensor_classes()
-    found: dict[int, list[_Way]] = {}
+    ways: dict[int, list[_Way]] = {}
     # Objects refer to their class. Reading all objects in Python would take several times as long as a walk.
-    for each in gc.get_referrers(*classes):
-        if type(each) in classes:
+    for tensor in gc.get_referrers(*classes):
+        if type(tensor) in classes:
             try:
-                rank = ranks.get(storage_key(untyped_storage(each)))
+                rank = ranks.get(storage_key(untyped_storage(tensor)))
             except (NotImplementedError, ValueError, RuntimeError):  # tensors without a storage
                 continue
-            if rank is not None and len(of_rank := found.setdefault(rank, [])) < _TENSORS:
-                of_rank.append(_Way(rank, each))
-    return [way for rank in sorted(found) for way in found[rank]]
+            if rank is not None and len(of_rank := ways.setdefault(rank, [])) < _TENSORS:
+                of_rank.append(_Way(rank, tensor))
+    return [way for rank in sorted(ways) for way in ways[rank]]
 
 
 def _first_groups(ways: Sequence[_Way]) -> list[_Way]:
@@ -115,7 +115,7 @@ def _first_groups(ways: Sequence[_Way]) -> list[_Way]:
 
     Saved tensors of a virtual GPU are objects of Python which the autograd graph alone holds: no way leads further.
     """
-    held = dict.fromkeys(way.rank for way in ways if way.is_open or way.found)
+    held = dict.fromkeys(way.rank for way in ways if way.is_open or way.holder)
     first = set(list(held)[:_GROUPS])
     return [way for way in ways if way.rank in first]
 
@@ -125,10 +125,10 @@ def _tensor_classes() -> set[type]:
     classes: set[type] = set()
     waiting: list[type] = [torch.Tensor]
     while waiting:
-        each = waiting.pop()
-        if each not in classes:
-            classes.add(each)
-            waiting.extend(type.__subclasses__(each))
+        kind = waiting.pop()
+        if kind not in classes:
+            classes.add(kind)
+            waiting.extend(type.__subclasses__(kind))
     return classes
 
 
@@ -138,7 +138,7 @@ def _is_open(ways: Sequence[_Way]) -> bool:
         of_rank = list(of_group)
         if any(way.is_open for way in of_rank):
             return True
-        if any(way.found for way in of_rank):
+        if any(way.holder for way in of_rank):
             return False
     return False
 
@@ -146,7 +146,7 @@ def _is_open(ways: Sequence[_Way]) -> bool:
 def _texts(ways: Sequence[_Way]) -> list[str]:
     """Return the holders of the first group that has any."""
     for _, of_group in itertools.groupby(ways, key=lambda way: way.rank):
-        texts = dict.fromkeys(_with_line(way.found) for way in of_group if way.found is not None)
+        texts = dict.fromkeys(_with_line(way.holder) for way in of_group if way.holder is not None)
         if texts:
             return list(texts)
     return []
@@ -159,26 +159,26 @@ def _follow(ways: Sequence[_Way]) -> None:
     objects = tuple(values.values())
     referrers = gc.get_referrers(*objects)
     own = {id(values), id(objects), id(referrers), *map(id, holding.values())}
-    for each in referrers:
-        if id(each) not in own:
+    for referrer in referrers:
+        if id(referrer) not in own:
             # Before `_holds`, which gives an instance a dictionary that holds its attributes in its place.
-            keys = values.keys() if len(values) == 1 else set(values).intersection(map(id, gc.get_referents(each)))
-            if keys and _holds(each):
+            keys = values.keys() if len(values) == 1 else set(values).intersection(map(id, gc.get_referents(referrer)))
+            if keys and _holds(referrer):
                 for key in keys:
-                    holding[key].append(each)
+                    holding[key].append(referrer)
     for way in ways:
         if way.is_open:
             way.seen.add(id(way.value))
-            _follow_one(way, [each for each in holding[id(way.value)] if id(each) not in way.seen])
+            _follow_one(way, [referrer for referrer in holding[id(way.value)] if id(referrer) not in way.seen])
 
 
 def _follow_one(way: _Way, holding: Sequence[Any]) -> None:
     """Go on to an object that holds the value of a way, or end at a global variable."""
-    for each in holding:
-        if type(each) is dict and "__builtins__" in each and isinstance(each.get("__name__"), str):
-            name = next((name for name, variable in each.items() if variable is way.value), "")
+    for referrer in holding:
+        if type(referrer) is dict and "__builtins__" in referrer and isinstance(referrer.get("__name__"), str):
+            name = next((name for name, variable in referrer.items() if variable is way.value), "")
             if name:
-                way.end(_Found(str(each.get("__file__") or ""), name + way.attributes))
+                way.end(_Found(str(referrer.get("__file__") or ""), name + way.attributes))
                 return
     if holding:
         way.attributes = _attribute(holding[0], way.value) + way.attributes
@@ -208,12 +208,12 @@ def _users_frames() -> Iterator[FrameType]:
             frame = frame.f_back
 
 
-def _holds(each: Any) -> bool:
+def _holds(value: Any) -> bool:
     """Return whether an object is a container or an instance, not a frame, a function or an iterator."""
-    if isinstance(each, _CONTAINERS):
+    if isinstance(value, _CONTAINERS):
         return True
-    return not isinstance(each, FrameType | ModuleType | type | torch.Tensor) and isinstance(
-        getattr(each, "__dict__", None), dict
+    return not isinstance(value, FrameType | ModuleType | type | torch.Tensor) and isinstance(
+        getattr(value, "__dict__", None), dict
     )
 
 
@@ -222,16 +222,16 @@ def _attribute(holder: Any, value: Any) -> str:
     if isinstance(holder, _CONTAINERS) and type(holder) is not dict:
         return ""
     names = holder if type(holder) is dict else vars(holder)
-    name = next((name for name, each in list(names.items()) if each is value), "")
+    name = next((name for name, attribute in list(names.items()) if attribute is value), "")
     return f".{name}" if isinstance(name, str) and name.isidentifier() else ""
 
 
-def _with_line(found: _Found) -> str:
+def _with_line(holder: _Found) -> str:
     """Return the first line of the file that stores something in the variable, else the variable and its file."""
-    # The last name may be a key of a dictionary: then the name before it is that of the variable.
-    for name in reversed(found.name.split(".")):
+    # The last name may be a key of a dictionary: then the name before it is the variable's.
+    for name in reversed(holder.name.split(".")):
         stored = re.compile(rf"\b{re.escape(name)}{_STORED}")
-        for number, line in enumerate(linecache.getlines(found.filename), 1):
+        for number, line in enumerate(linecache.getlines(holder.filename), 1):
             if stored.search(line):
-                return f"{found.filename}:{number}: {line.strip()}"
-    return f"{found.name} in {found.filename}" if found.filename else found.name
+                return f"{holder.filename}:{number}: {line.strip()}"
+    return f"{holder.name} in {holder.filename}" if holder.filename else holder.name

@@ -1,4 +1,4 @@
-"""The cost of hooks on the calls of modules, measured once in a process: seconds come out."""
+"""Measure, once in a process, the seconds that hooks cost at each call of a module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Activation bytes of layers, step by step, in bounded memory: the numbers of steps go in, layers × steps come out."""
+"""Keep the activation bytes of layers, step by step, in bounded memory, as an array of layers × steps."""
 
 from __future__ import annotations
 

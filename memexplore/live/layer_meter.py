@@ -1,8 +1,8 @@
-"""Bytes that each layer keeps for backward: borders of module calls go in, bytes by layer come out.
+"""Measure the bytes that each layer keeps for backward, at the borders of module calls.
 
 The counter of the device is read when a call begins and when it ends; what is left of the difference without the calls
 inside belongs to the layer. Reading costs time, so the layers are measured in as many steps as fit into `SHARE`. Of
-micro-batches, whose activations are freed before the next one, the one with the most counts.
+micro-batches, whose activations are freed before the next begins, the micro-batch with the most bytes counts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Leaks: memory at the borders of steps and what recorded steps left allocated go in, a `Leak` comes out.
+"""Find leaks: memory that rises from step to step, and the line of code that keeps it.
 
 Two facts are used. Where the device counts, the bytes at the border of steps that are never given back again must rise
 to the end, as in `analysis.growth`. And of each recorded step, the blocks that it left are followed by weak references:
@@ -116,8 +116,8 @@ class Leaks:
         layer, line, rate, blocks, since = "", "", 0, 0, 0
         if place is not None:
             (layer, line), alive = place
-            steps = {each.step for each in alive}
-            rate, blocks, since = sum(each.size for each in alive) // len(steps), len(alive), min(steps)
+            steps = {survivor.step for survivor in alive}
+            rate, blocks, since = sum(survivor.size for survivor in alive) // len(steps), len(alive), min(steps)
         if slope is not None:
             rate, since = slope
         if not self._matters(rate):
@@ -131,8 +131,8 @@ class Leaks:
         """Return who holds the tensors of the leak, as far as Python can say within `seconds`."""
         if self.find() is None:
             return []
-        groups = [[each.storage() for each in alive] for _, alive in self._growing_places()]
-        return holders.holders([[each for each in group if each is not None] for group in groups], seconds)
+        groups = [[survivor.storage() for survivor in alive] for _, alive in self._growing_places()]
+        return holders.holders([[storage for storage in group if storage is not None] for group in groups], seconds)
 
     def _slope(self) -> tuple[int, int] | None:
         """Return bytes per step and the step since which memory at the border rises, None where it does not."""
@@ -166,16 +166,16 @@ class Leaks:
 
     def _growing_places(self) -> list[tuple[_Place, list[Survivor]]]:
         """Return layers and lines with blocks alive of many recorded steps, the most bytes first."""
-        found: dict[_Place, list[Survivor]] = {}
+        survivors: dict[_Place, list[Survivor]] = {}
         for kept in (*self._early, *self._late):
-            kept[1][:] = [each for each in kept[1] if each.storage() is not None]
-            for each in kept[1]:
+            kept[1][:] = [survivor for survivor in kept[1] if survivor.storage() is not None]
+            for survivor in kept[1]:
                 # The newest steps' blocks may be the input and the loss of the next step.
-                if each.step < self._last - 1:
-                    found.setdefault(_Place(each.layer, _line(each.stack)), []).append(each)
+                if survivor.step < self._last - 1:
+                    survivors.setdefault(_Place(survivor.layer, _line(survivor.stack)), []).append(survivor)
         recorded = [step for step, _ in (*self._early, *self._late) if step < self._last - 1]
-        growing = [(place, alive) for place, alive in found.items() if _of_most_steps(alive, recorded)]
-        return sorted(growing, key=lambda item: -sum(each.size for each in item[1]))
+        growing = [(place, alive) for place, alive in survivors.items() if _of_most_steps(alive, recorded)]
+        return sorted(growing, key=lambda item: -sum(survivor.size for survivor in item[1]))
 
 
 def _variation(sizes: NDArray[np.int64], kept: NDArray[np.int64]) -> float:
@@ -188,7 +188,7 @@ def _variation(sizes: NDArray[np.int64], kept: NDArray[np.int64]) -> float:
 
 
 def _of_most_steps(alive: list[Survivor], recorded: Sequence[int]) -> bool:
-    steps = {each.step for each in alive}
+    steps = {survivor.step for survivor in alive}
     return len(steps) >= max(_LEAST_RECORDED, math.ceil(0.6 * len(recorded)))
 
 

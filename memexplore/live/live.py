@@ -78,7 +78,7 @@ class Live(InLoop):
     def steps(self) -> pandas.DataFrame:
         """Return one row per step, with the fields of `rows.StepRow`.
 
-        Of old steps of a long run, those with the highest peaks stay.
+        Of old steps of a long run, the steps with the highest peaks stay.
         """
         return table(self.rows())
 

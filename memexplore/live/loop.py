@@ -88,7 +88,7 @@ class InLoop:
         A batch is a tensor, or tensors in tuples, lists, mappings, NamedTuples or dataclasses; those with as many
         samples as the first are split along their first dimension, and a mapping becomes a dict. The parts differ by
         one sample at most, also those of a smaller last batch. `backward` weighs a part by its samples, so gradients
-        are those of the whole batch where the loss is a mean over samples.
+        are as for the whole batch where the loss is a mean over samples.
         """
         self._uses("micro_batches")
         count = self._control.setting.knobs.accumulation or 1
@@ -109,7 +109,7 @@ class InLoop:
     def backward(self, loss: torch.Tensor, **options: Any) -> None:
         """Run the backward pass of a loss, weighed by the share of its micro-batch, and scaled in fp16.
 
-        `options` are those of `torch.Tensor.backward`.
+        `options` are the options of `torch.Tensor.backward`.
         """
         self._uses("backward")
         if self._control.share != 1.0:

@@ -1,7 +1,7 @@
-"""Where the loop calls the watched model: calls go in, the lines of the loop that compute the loss come out.
+"""Find the lines of the loop that compute the loss, from the calls of the watched model.
 
-They are looked for when a prediction needs them, if the function that called the model still runs then. Those of a
-function that may have ended are looked for while it runs, for new shapes and not often. No tensor is held.
+The lines are looked for when a prediction needs them, if the function that called the model still runs then. If it may
+have ended by then, they are looked for while it runs, for new shapes and not often. No tensor is held.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from memexplore.live.code_loss import Place, loss_in_loop, place_of_call, returned_loss
+from memexplore.live.code_loss import CallSite, call_site, loss_in_loop, returned_loss
 from memexplore.live.code_step import CodeLoss, tensors_in
 
 _SECONDS = 2.0
@@ -26,26 +26,26 @@ class LossLines:
     """Finds the lines from the last call of a model to its backward pass."""
 
     def __init__(self) -> None:
-        self._place: Place | None = None
+        self._place: CallSite | None = None
         self._arguments: list[weakref.ref[torch.Tensor]] = []
         self._model: weakref.ref[torch.nn.Module] | None = None
         """The model of a call whose lines are to be looked for while its function runs."""
-        self._found: CodeLoss | None = None
+        self._lines_to_keep: CodeLoss | None = None
         """The lines of a function that may have ended."""
         self._next = 0.0
 
     def see(self, model: torch.nn.Module, args: Any, kwargs: Any, is_new: bool) -> None:
-        """Note a call of a model; `is_new` tells that its shapes are."""
+        """Note a call of a model; `is_new` says whether its shapes are new."""
         arguments = tensors_in((args, kwargs or {}))
-        self._arguments = [weakref.ref(each) for each in arguments]
+        self._arguments = [weakref.ref(tensor) for tensor in arguments]
         if not is_new:
             return
         frame = sys._getframe(1)
-        self._place, self._found, self._model = place_of_call(frame), None, None
+        self._place, self._lines_to_keep, self._model = call_site(frame), None, None
         if self._place is not None and self._place.is_in_function and time.monotonic() >= self._next:
             self._next = time.monotonic() + _SECONDS
             self._keep(returned_loss(frame, model, arguments))
-            self._model = weakref.ref(model) if self._found is None else None
+            self._model = weakref.ref(model) if self._lines_to_keep is None else None
 
     def before_update(self) -> None:
         """Look for the lines of the last call, if its function still runs."""
@@ -55,16 +55,16 @@ class LossLines:
             self._keep(self._in_stack(model))
 
     def _keep(self, code: CodeLoss | None) -> None:
-        self._found = None if code is None or _holds_tensors(code) else code
+        self._lines_to_keep = None if code is None or _holds_tensors(code) else code
 
     def _in_stack(self, model: torch.nn.Module) -> CodeLoss | None:
-        # Of an argument that is gone, an object that no variable is.
-        arguments: list[Any] = [each() if each() is not None else object() for each in self._arguments]
+        # In place of an argument that is gone stands an object that no variable is.
+        arguments: list[Any] = [ref() if ref() is not None else object() for ref in self._arguments]
         return None if self._place is None else loss_in_loop(sys._getframe(2), self._place, model, arguments)
 
     def code(self, model: torch.nn.Module) -> CodeLoss | None:
         """Return the lines for the last call of a model; None where they are not understood."""
-        return self._in_stack(model) or self._found
+        return self._in_stack(model) or self._lines_to_keep
 
 
 def _holds_tensors(code: CodeLoss) -> bool:

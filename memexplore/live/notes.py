@@ -1,4 +1,4 @@
-"""Sentences about a watched run, such as what is not measured: its state goes in, the notes of `Live` come out."""
+"""Write the notes of `Live`: sentences about a watched run, such as what is not measured."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The last call of the model as plain values: arguments go in, a template without tensors comes out.
+"""Describe the last call of the model as plain values, without keeping its tensors.
 
-Of a tensor, shape, dtype and device stay; of small ones on the CPU, such as lengths, the values too.
+Each tensor is described by its shape, dtype and device; a small one on the CPU, such as lengths, by its values too.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class Observer:
         cast = (device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
         if is_cast:
             cast = None if self.call is None else self.call.autocast
-        given = None if kwargs is None else template(kwargs)
-        self.call = ObservedCall(template(args), given, method, cast, share)
+        named = None if kwargs is None else template(kwargs)
+        self.call = ObservedCall(template(args), named, method, cast, share)
         self._seen, self.step = (call, share), step
         self._next = time.monotonic() + _SECONDS
         return True

@@ -1,4 +1,4 @@
-"""Steps of optimizers on the CPU that repeat: rows of two recorded steps go in, those of later equal steps come out.
+"""Take the rows of an optimizer's step on the CPU from earlier equal steps, instead of recording them op by op.
 
 What an optimizer of torch allocates in a step depends on its options and its parameters, not on their values. Once two
 recorded steps with the same options and parameters have made the same requests, a third one runs without the dispatch
@@ -29,7 +29,7 @@ from memexplore.torch_internals.state import (
 )
 
 _KINDS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
-"""Optimizers whose requests do not depend on values; those of RAdam depend on the number of the step."""
+"""Optimizers whose requests do not depend on values; RAdam's depend on the number of the step."""
 _FREE_OPTIONS = ("params", "lr", "initial_lr")
 """Options of a group that may change from step to step."""
 _EQUAL_STEPS = 2
@@ -67,7 +67,7 @@ class _Place(NamedTuple):
 
 
 class Repeat(NamedTuple):
-    """A step that was not recorded, and how its rows, which `complete` writes, follow from those of a recorded one."""
+    """A step that was not recorded, and how `complete` writes its rows from the rows of a recorded step."""
 
     requests: list[_Request]
     places: list[_Place]
@@ -111,7 +111,7 @@ class OptimizerRepeats:
     def __init__(self) -> None:
         self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Steps] = weakref.WeakKeyDictionary()
         self._differ: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        """Optimizers of which two steps with one key made different requests."""
+        """Optimizers that made different requests in two steps with one key."""
         self._began: tuple[_Steps, bool, int, int] | None = None
         """The steps of the optimizer that steps now, whether it repeats them, its first row and its time."""
 
@@ -153,15 +153,15 @@ class OptimizerRepeats:
         pairs = zip(steps.requests, steps.places, strict=True)
         steps.used = _united((place.address, place.address + request.size) for request, place in pairs)
         steps.rows = [
-            (0, each.action, 0, each.size, each.phase, 0, -1, -1, each.stack, each.grad, -1, each.category)
-            for each in steps.requests
+            (0, own.action, 0, own.size, own.phase, 0, -1, -1, own.stack, own.grad, -1, own.category)
+            for own in steps.requests
         ]
         steps.equal, steps.repeats = steps.equal + 1, 0
         return None
 
 
 def complete(recorder: Recorder, repeats: Iterable[Repeat]) -> None:
-    """Write the rows of steps that were not recorded, in place of those that `OptimizerRepeats.end` has added."""
+    """Write the rows of steps that were not recorded, in place of the rows that `OptimizerRepeats.end` has added."""
     events, ops, tensors = recorder.events, recorder.ops, recorder.tensors
     for requests, places, first, begin, took, shift, step in repeats:
         for row, (request, place) in enumerate(zip(requests, places, strict=True), first):
@@ -263,7 +263,7 @@ def _repeat(recorder: Recorder, steps: _Steps, start: int) -> Repeat:
 
 
 def _shift(recorder: Recorder, steps: _Steps) -> int:
-    """Return what to add to the addresses of an earlier step, so that no block overlaps one that is allocated now."""
+    """Return what to add to the addresses of an earlier step, so that its blocks overlap no block allocated now."""
     events, used = recorder.events, steps.used
     if not used:
         return 0

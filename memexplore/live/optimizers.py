@@ -18,13 +18,13 @@ class Optimizers:
         self._models = models
         self._chosen = [weakref.ref(optimizer) for optimizer in chosen]
         self.others = 0, ""
-        """Steps of optimizers that end no step of the run since one that does, and the type of the last one."""
+        """How many optimizers have stepped since a step of the run ended, without ending one; the type of the last."""
         self._relevant: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self._states: dict[int, tuple[int, int]] = {}
         """Id of an optimizer -> number of parameters with state, and the bytes of the state."""
 
     def _named(self) -> list[torch.optim.Optimizer]:
-        return [optimizer for optimizer in (each() for each in self._chosen) if optimizer is not None]
+        return [optimizer for optimizer in (ref() for ref in self._chosen) if optimizer is not None]
 
     @property
     def chosen(self) -> int:
@@ -45,18 +45,18 @@ class Optimizers:
     def _ends_steps(self, optimizer: torch.optim.Optimizer) -> bool:
         named = self._named()
         if named:
-            return any(each is optimizer for each in named)
-        found = self._relevant.get(optimizer)
-        if found is None:
-            found = self._relevant[optimizer] = not self._models or self._updates_watched(optimizer)
-        return found
+            return any(other is optimizer for other in named)
+        is_relevant = self._relevant.get(optimizer)
+        if is_relevant is None:
+            is_relevant = self._relevant[optimizer] = not self._models or self._updates_watched(optimizer)
+        return is_relevant
 
     def seen(self) -> list[torch.optim.Optimizer]:
         """Return the optimizers of the run, as far as they have stepped or were named."""
         return self._named() or [optimizer for optimizer, updates in list(self._relevant.items()) if updates]
 
     def _updates_watched(self, optimizer: torch.optim.Optimizer) -> bool:
-        models = [model for model in (each() for each in self._models) if model is not None]
+        models = [model for model in (ref() for ref in self._models) if model is not None]
         watched = {id(parameter) for model in models for parameter in model.parameters()}
         return any(id(parameter) in watched for group in optimizer.param_groups for parameter in group["params"])
 
@@ -86,8 +86,8 @@ def several(values: Any, kind: type) -> list[Any]:
     """
     if values is None:
         return []
-    found = [values] if isinstance(values, kind) else list(values)
-    for value in found:
+    listed = [values] if isinstance(values, kind) else list(values)
+    for value in listed:
         if not isinstance(value, kind):
             raise TypeError(f"expected a {kind.__name__} or several of them, not a {type(value).__name__}")
-    return found
+    return listed

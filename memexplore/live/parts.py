@@ -1,4 +1,4 @@
-"""Micro-batches of a batch of any form: a batch goes in, parts of nearly equal size and their shares come out."""
+"""Divide a batch of any form into micro-batches of nearly equal size, each with its share of the samples."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from memexplore.run.search.workers import Workers
 from memexplore.tape import Category, Tape
 
 _NICENESS = 10
-"""Lower priority of the process than that of the run, and of searches."""
+"""Added to the niceness of the process: the run and searches come first."""
 _PATIENCE = 3.0
 """Seconds for which a newer request waits for an older one before its process is ended."""
 _IDLE = 60.0
@@ -87,7 +87,7 @@ class Request(NamedTuple):
 
 
 class Predictor:
-    """Sends requests of one run to its process. `start` is called in the thread that trains, the others in any."""
+    """Sends requests of one run to its process. The thread that trains calls `submit`, any thread the other methods."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -98,8 +98,8 @@ class Predictor:
         """The process, None while there is none."""
         self._closed = False
 
-    def start(self, packed: bytes, request: Request, future: Future[Prediction]) -> None:
-        """Send a request instead of one that waits, to a new process where none is free soon."""
+    def submit(self, packed: bytes, request: Request, future: Future[Prediction]) -> None:
+        """Send a request in place of a waiting one, to a new process where no process is free soon."""
         with self._condition:
             if self._closed:
                 settle(future, Prediction(request.knobs, failed=ENDED))

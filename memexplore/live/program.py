@@ -1,4 +1,4 @@
-"""A whole program as one watched run, for `memexplore run --live`: its block goes in, the runs to show come out.
+"""Watch a whole program as one run, for `memexplore run --live`.
 
 The models and optimizers of the program are not known, so every model that is called is watched. Where the program
 watches a run itself, with `watch` or a callback, that one takes over.

@@ -1,4 +1,4 @@
-"""The folder of this process's rank in that of a run: a path and counters go in, a `Writer` comes out."""
+"""Make the folder of this process's rank inside the folder of a run, with its `Writer`."""
 
 from __future__ import annotations
 

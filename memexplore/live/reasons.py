@@ -1,4 +1,4 @@
-"""The reason why a step's peak is higher than every earlier one: facts about both steps go in, one text comes out.
+"""Say why the peak of a step is higher than every earlier one.
 
 A reason is named only if it was recorded; without one the text says so, and the next recorded step gives the layer.
 """
@@ -43,7 +43,7 @@ def rises(peak: int, marked: int) -> bool:
 
 
 def reason(now: Facts, before: Facts | None, leaks: bool) -> str:
-    """Return why the peak of a step is above that of the step with the highest peak before it.
+    """Return why the peak of a step is above the highest peak of the steps before it.
 
     `leaks` says whether memory at the borders of steps keeps rising.
 

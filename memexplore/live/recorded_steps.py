@@ -1,4 +1,4 @@
-"""Tapes of the recorded steps in bounded memory: recordings go in, tapes by step and the difference of two come out."""
+"""Keep the tapes of recorded steps in bounded memory, and compare two of them."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class RecordedSteps:
         """Keep a step with a peak; of the older ones every second is dropped when there are too many."""
         # In one assignment, because other threads read.
         self._kept = kept = {**self._kept, recording.step: (peak, recording)}
-        if len(kept) > self._most or sum(len(each) for _, each in kept.values()) > self._most_rows:
+        if len(kept) > self._most or sum(len(recording) for _, recording in kept.values()) > self._most_rows:
             steps = list(kept)
             stay = {steps[0], self._highest(steps), *steps[-2:]}
             dropped = {step for step in steps if step not in stay}
             dropped = set(sorted(dropped)[::2])
-            self._kept = kept = {step: each for step, each in kept.items() if step not in dropped}
-        unbuilt = [each for _, each in kept.values() if not each.is_built]
+            self._kept = kept = {step: entry for step, entry in kept.items() if step not in dropped}
+        unbuilt = [recording for _, recording in kept.values() if not recording.is_built]
         while unbuilt and sum(map(len, unbuilt)) > MOST_EVENTS:
             # Events take ten times the memory of a tape.
             _ = unbuilt.pop(0).tape
@@ -50,8 +50,8 @@ class RecordedSteps:
 
     def tape(self, step: int) -> Tape | None:
         """Return the tape of a step, None where it is not kept."""
-        found = self._kept.get(step)
-        return None if found is None else found[1].tape
+        entry = self._kept.get(step)
+        return None if entry is None else entry[1].tape
 
     def newest(self) -> Tape | None:
         """Return the tape of the step recorded last."""
@@ -59,10 +59,10 @@ class RecordedSteps:
 
     def highest_before(self, step: int) -> int:
         """Return the recorded step with the highest peak before a step, 0 if there is none."""
-        return self._highest([each for each in self._kept if each < step])
+        return self._highest([recorded for recorded in self._kept if recorded < step])
 
     def difference(self, before: int, after: int) -> str:
-        """Return what more is allocated at the peak of one recorded step than at that of another, "" if nothing is."""
+        """Return what one recorded step has allocated more at its peak than another, "" if nothing."""
         first, second = self.tape(before), self.tape(after)
         if first is None or second is None:
             return ""

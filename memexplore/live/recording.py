@@ -1,6 +1,6 @@
-"""One step recorded completely: the recorder begins and ends at step borders, and a Tape comes out.
+"""Record one step completely, from border to border, as a Tape.
 
-The recorder and its devices are those of `mx.record`. Module and optimizer hooks are the caller's, which passes calls
+The recorder and its devices are as in `mx.record`. Module and optimizer hooks are the caller's, which passes calls
 on to `recorder`. The dispatch mode of a real device lies below all modes of the user, so that their blocks may begin
 and end in any order while it is on.
 """
@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from memexplore.analysis.curves import peak
-from memexplore.live.older import Older
 from memexplore.live.optimizer_repeats import OptimizerRepeats, Repeat, complete
+from memexplore.live.storages_at_start import StoragesAtStart
 from memexplore.live.unseen_requests import joined
 from memexplore.recorder import cuda, earlier_blocks, endings, tape_builder
 from memexplore.recorder.allocator_history import AllocatorHistory, History
@@ -88,7 +88,7 @@ class Survivor(NamedTuple):
 
 
 def _outermost_ends(ends: Sequence[int]) -> Iterator[int]:
-    """Yield the rows at which calls end that are inside no other; `ends` has those of all calls in the order of begins.
+    """Yield the rows at which calls end that are inside no other; `ends` has the ends of all calls by their begin.
 
     >>> list(_outermost_ends([5, 3, 5, 9]))
     [5, 9]
@@ -111,14 +111,14 @@ class Recording:
         step: int,
         virtual: VirtualGpu | None,
         device: torch.device,
-        older: Older | None = None,
+        at_start: StoragesAtStart | None = None,
         repeats: OptimizerRepeats | None = None,
     ) -> None:
-        """`older` has the storages that are older than the watched run, `repeats` its recorded optimizer steps."""
+        """`at_start` has the storages that are older than the watched run, `repeats` its recorded optimizer steps."""
         self.step = step
         self._repeats = repeats if virtual is None and device.type == "cpu" else None
         self._repeated: list[Repeat] = []
-        self._older = older
+        self._at_start = at_start
         self._virtual = virtual
         self.recorder: Any
         self.mode: Any = None
@@ -138,7 +138,7 @@ class Recording:
         self.allocator_peaks: tuple[int, int] | None = None
         """Peaks allocated and reserved of the step, from the history of a CUDA device."""
         self.kept_by_layer: dict[str, int] = {}
-        """Name of a layer -> bytes of its activations when a call of the model has ended, the one with the most."""
+        """Name of a layer -> the most bytes of its activations at the end of a call of the model."""
         self._tape: Tape | None = None
         self._lock = threading.Lock()
         self._watch: Any = None
@@ -171,13 +171,13 @@ class Recording:
 
     def _note_kept(self) -> None:
         """Note the blocks of the virtual GPU that earlier steps of the run made, if no recording has their origin."""
-        if self._older is None:
+        if self._at_start is None:
             return
         for ref in list(live_storages.values()):
             storage = ref()
             row = self.recorder.open_rows.get(ref.address, -1)
             is_known = ref.origin is not None and ref.origin.category != Category.UNKNOWN
-            if storage is not None and not is_known and row >= 0 and self._older.is_newer(storage):
+            if storage is not None and not is_known and row >= 0 and self._at_start.is_new(storage):
                 self.recorder.kept.add(row)
 
     def called(self, args: Any, kwargs: Any, calls: int) -> bool:
@@ -207,10 +207,10 @@ class Recording:
         self.recorder.optimizer_ends(optimizer)
 
     def _see_ops(self) -> None:
-        """Let the mode of a CPU see ops again after a step of an optimizer, also after one that raised."""
+        """Let the mode of a CPU see ops again after a step of an optimizer, also after a step that raised."""
         if self._repeats is not None and self.is_of_this_thread:
             modes = dispatch_mode_stack()
-            if not any(each is self.mode for each in modes):
+            if not any(other is self.mode for other in modes):
                 set_dispatch_modes([self.mode, *modes])
 
     def begin_at_failure(self) -> None:
@@ -335,15 +335,15 @@ class Recording:
 
     def _survivors(self) -> list[Survivor]:
         recorder = self.recorder
-        found = []
+        allocated = []
         for ref in list(recorder.live.values()):
             row = recorder.open_rows.get(ref.address, -1)
             if row < 0 or recorder.events[row][_ACTION] != Action.ALLOC or recorder.tags.categories.get(row) in _OWNED:
                 continue
-            found.append((recorder.events[row], ref))
-        found.sort(key=lambda pair: -pair[0][_SIZE])
+            allocated.append((recorder.events[row], ref))
+        allocated.sort(key=lambda pair: -pair[0][_SIZE])
         result = []
-        for event, ref in found[:MOST_SURVIVORS]:
+        for event, ref in allocated[:MOST_SURVIVORS]:
             storage = ref()
             if storage is not None:
                 fields = Event(*event)
@@ -354,8 +354,8 @@ class Recording:
 
 
 def remove_modes() -> None:
-    """Remove the modes of recordings that other threads have ended from those of the calling thread."""
-    for recording in [each for each in _left_on if each.is_of_this_thread]:
+    """Remove the modes of recordings that other threads have ended from the calling thread."""
+    for recording in [ended for ended in _left_on if ended.is_of_this_thread]:
         remove(recording.mode)
         _left_on.remove(recording)
 
@@ -364,18 +364,18 @@ def lowest_first(mode: Any) -> None:
     """Move a dispatch mode below all others of the calling thread."""
     modes = dispatch_mode_stack()
     if modes and modes[0] is not mode:
-        set_dispatch_modes([mode, *(each for each in modes if each is not mode)])
+        set_dispatch_modes([mode, *(other for other in modes if other is not mode)])
 
 
 def highest_last(mode: Any) -> None:
     """Move a dispatch mode above all others of the calling thread, so that its own block can end."""
     modes = dispatch_mode_stack()
     if modes and modes[-1] is not mode:
-        set_dispatch_modes([*(each for each in modes if each is not mode), mode])
+        set_dispatch_modes([*(other for other in modes if other is not mode), mode])
 
 
 def remove(mode: Any) -> None:
-    """Remove a dispatch mode from those of the calling thread, wherever it lies."""
+    """Remove a dispatch mode from the calling thread, wherever it lies."""
     modes = dispatch_mode_stack()
-    if any(each is mode for each in modes):
-        set_dispatch_modes([each for each in modes if each is not mode])
+    if any(other is mode for other in modes):
+        set_dispatch_modes([other for other in modes if other is not mode])

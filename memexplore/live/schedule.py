@@ -1,4 +1,4 @@
-"""The steps that are recorded completely: costs and events go in, the decision for the next step comes out.
+"""Decide which steps are recorded completely, by what recording costs and by what has changed.
 
 Recording is paid from a credit that grows with the time watched, so that its share of the run stays near `SHARE`,
 whatever a recorded step costs.

@@ -1,4 +1,4 @@
-"""The setting in effect on the watched models: knobs go in and are applied, and everything can be restored.
+"""Apply knobs to the watched models, and restore everything.
 
 How to undo each change is noted before it is made, in one log for all models, and undoing may be repeated.
 """
@@ -32,7 +32,7 @@ def inner(model: nn.Module) -> nn.Module:
 
 
 def layers_of(knobs: Knobs, model: nn.Module) -> Knobs:
-    """Return knobs whose named layers are those that the model has.
+    """Return knobs without the named layers that the model lacks.
 
     >>> print(layers_of(Knobs(checkpoint="layers 0 head"), nn.Sequential(nn.Linear(1, 1))))
     checkpoint layers 0

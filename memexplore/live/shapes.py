@@ -1,4 +1,4 @@
-"""Shapes of the inputs of a model's call: arguments go in, comparable values and words about them come out."""
+"""Compare the shapes of the inputs of a model's calls, and put them into words."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ def shapes_of(*values: Any) -> Shapes:
     >>> shapes_of((torch.zeros(2, 3),), {"mask": torch.ones(2, dtype=torch.bool)})
     (((2, 3), torch.float32), ((2,), torch.bool))
     """
-    found: list[Shape] = []
-    _collect(values, found, _DEPTH)
-    return tuple(found)
+    shapes: list[Shape] = []
+    _collect(values, shapes, _DEPTH)
+    return tuple(shapes)
 
 
-def _collect(values: Any, found: list[Shape], depth: int) -> None:
+def _collect(values: Any, shapes: list[Shape], depth: int) -> None:
     for value in values:
         if isinstance(value, torch.Tensor):
-            if len(found) < _MOST:
-                found.append((tuple(value.shape), value.dtype))
+            if len(shapes) < _MOST:
+                shapes.append((tuple(value.shape), value.dtype))
         elif not depth or isinstance(value, _PLAIN):
             continue
         elif isinstance(value, tuple | list):
-            _collect(value, found, depth - 1)
+            _collect(value, shapes, depth - 1)
         elif isinstance(value, Mapping):
-            _collect(value.values(), found, depth - 1)
+            _collect(value.values(), shapes, depth - 1)
 
 
 def text(shape: Shape) -> str:

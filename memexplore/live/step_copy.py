@@ -1,7 +1,7 @@
-"""A copy of the training step for another process: a watched model and its last call go in, a `Step` comes out there.
+"""Copy the training step of a watched model into another process, where it is a `Step`.
 
 Of weights and optimizer state only shapes are sent. The loss is computed by the lines of the loop where these are
-understood; else it is the one that the model returns, or a substitute.
+understood; else it is the loss that the model returns, or a substitute.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from memexplore.live.code_step import CodeLoss, CodeStep
-from memexplore.live.gradient_buckets import Buckets, Held
+from memexplore.live.gradient_buckets import Buckets, BucketTensors
 from memexplore.live.noted_calls import WATCHED_CALL
 from memexplore.live.observed import ObservedCall, TensorLike, leaves
 from memexplore.live.parts import parts_of, samples_of
@@ -105,15 +105,15 @@ def step_of(
 ) -> Copied:
     """Return the step of an unpacked model with the inputs of a call, in `micro_batches` as the loop itself makes them.
 
-    `code` calls the model and computes the loss; without it the loss is the one that the model returns.
+    `code` calls the model and computes the loss; without it the loss is what the model returns.
     The accumulation of the knobs splits the batch, which is on the device, as `InLoop.micro_batches` does.
     The autocast around the call is the loop's own, which counts where the knobs leave the precision as written.
-    `buckets` are those of DistributedDataParallel, which is not part of the model.
+    `buckets` are the gradient buckets of DistributedDataParallel, which is not part of the model.
     """
-    given = {"args": call.args, "kwargs": call.kwargs or {}, "values": {} if code is None else code.values}
-    on_device = {each.device for each in _tensors(given)} - {"cpu"}
+    inputs = {"args": call.args, "kwargs": call.kwargs or {}, "values": {} if code is None else code.values}
+    on_device = {tensor.device for tensor in _tensors(inputs)} - {"cpu"}
     tensors: list[torch.Tensor] = []
-    first = next((each for each in _tensors(given) if each.shape), None)
+    first = next((tensor for tensor in _tensors(inputs) if tensor.shape), None)
     part = first.shape[0] if first is not None else 0
     samples = round(part / call.share) if call.share < 1 else part
 
@@ -125,7 +125,7 @@ def step_of(
         tensors.append(tensor)
         return _Placed(len(tensors) - 1)
 
-    placed = _mapped(place, given)
+    placed = _mapped(place, inputs)
     cast = call.autocast if knobs.precision is Precision.AS_WRITTEN else None
     count = min(micro_batches, _MOST_MICRO_BATCHES)
     run = _Call(call.method, cast, call.held) if code is None else CodeStep(code, cast)
@@ -203,11 +203,11 @@ class _Call:
         if own is not None and own.requires_grad:
             return own
         self.assumes_loss = True
-        found = [each for each in batches.tensors(batches.criterion_input(output)) if each.requires_grad]
-        if not found:
+        outputs = [tensor for tensor in batches.tensors(batches.criterion_input(output)) if tensor.requires_grad]
+        if not outputs:
             raise TypeError("the model returned no tensor with gradients")
         # The copy is one number; the loss itself keeps the memory of all squares.
-        losses = [nn.functional.mse_loss(each, each.detach()).clone() for each in found]
+        losses = [nn.functional.mse_loss(result, result.detach()).clone() for result in outputs]
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
 
@@ -220,7 +220,7 @@ class Replay:
         self._placed, self._run = placed, run
         self._count, self._split = count, split
         self._buckets = buckets
-        self._held: tuple[Any, Held] | None = None
+        self._held: tuple[Any, BucketTensors] | None = None
         """The virtual GPU of the last call, and the buckets there."""
 
     @property
@@ -233,7 +233,7 @@ class Replay:
         if self._buckets is not None:
             gpu = active()
             if self._held is None or self._held[0] is not gpu:
-                self._held = gpu, Held(model, self._buckets)
+                self._held = gpu, BucketTensors(model, self._buckets)
             self._held[1].place_gradients()
         if self._split > 1 and samples_of(batch) > 1:
             return (self._loss(model, part) * share for part, share in parts_of(batch, self._split))

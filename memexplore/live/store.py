@@ -1,4 +1,4 @@
-"""What is kept of a watched run: finished steps and recordings go in; rows, layers, tapes and leaks come out."""
+"""Keep a watched run in bounded memory: the rows of its steps, bytes of layers, tapes and leaks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KNOWN_INPUTS = 512
 Call = tuple[int, bool, Shapes]
 """A call of a model: number of the model, whether it is in training mode, shapes of its inputs."""
 Calls = tuple[tuple[Call, ...], frozenset[Call]]
-"""The calls of a step with gradients, in order, and those without."""
+"""The calls of a step with gradients, in order, and the calls without."""
 
 
 @dataclasses.dataclass
@@ -130,7 +130,7 @@ class Store:
         self._unexplained: tuple[int, int] | None = None
         """The marked step without a reason, and the recorded step that a later one is compared with."""
 
-    def note(self, sentence: str) -> None:
+    def add_note(self, sentence: str) -> None:
         """Keep a sentence about what is not measured."""
         if sentence not in self.notes:
             self.notes.append(sentence)
@@ -143,11 +143,11 @@ class Store:
         """Return what was measured in the last recorded step with these calls, a reading without numbers if none."""
         return self._known.get(calls, Reading())
 
-    def exact(self, row: StepRow, step: Current, state_size: int, recording: Recording | None) -> StepRow:
+    def with_exact_peak(self, row: StepRow, step: Current, state_size: int, recording: Recording | None) -> StepRow:
         """Return a row whose peak is exact where the counter of a real GPU, which only rises, is a lower bound.
 
-        The history of a recorded step has its peak. A step with the calls of an earlier one rises as high above what
-        was kept before, unless that one made optimizer state.
+        The history of a recorded step has its peak. A step with the calls of an earlier step rises as high above the
+        memory kept before it, unless the earlier step made optimizer state.
         """
         peaks = recording.allocator_peaks if recording is not None and not recording.began_at_failure else None
         if row.peak_from == PeakFrom.SAMPLED and peaks is not None:
@@ -175,7 +175,7 @@ class Store:
 
     def add(self, row: StepRow, step: Current, state_size: int, recording: Recording | None) -> None:
         """Add a finished step, and its recording where it has one."""
-        row = self.exact(row, step, state_size, recording)
+        row = self.with_exact_peak(row, step, state_size, recording)
         if recording is not None:
             # Without counters: a step that ended before its first op allocated nothing and says nothing.
             if row.peak_allocated is None and recording.peak and not recording.began_at_failure:

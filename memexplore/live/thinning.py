@@ -1,4 +1,4 @@
-"""The history of all steps in bounded memory: rows of steps go in, recent rows and bins of older ones come out.
+"""Keep the history of all steps in bounded memory: the recent steps as they are, older ones in bins.
 
 Up to `CAPACITY` bins of one width cover all steps. When they are full, neighbours are merged and the width doubles, so
 a run of any length takes the same memory. A bin keeps for each number the minimum, the median and the maximum, and the
@@ -39,7 +39,7 @@ class Bin(NamedTuple, Generic[Row]):
 class History(Generic[Row]):
     """The rows of all steps, the newest exactly and older ones in bins.
 
-    `numbers` gives the numbers of a row, `order` the one whose highest row a bin keeps, `step` its number.
+    `numbers` gives the numbers of a row, `order` the number by which a bin keeps its highest row, `step` its step.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class History(Generic[Row]):
         """The thread that trains adds rows while others read them."""
 
     def __len__(self) -> int:
-        return sum(each.steps for each in self.bins())
+        return sum(part.steps for part in self.bins())
 
     @property
     def newest(self) -> Row | None:
@@ -120,7 +120,7 @@ class History(Generic[Row]):
                 return []
             self._close_bins()
             first = self._step(recent[0])
-            return [each.row for each in self._bins if self._step(each.row) < first] + recent
+            return [old.row for old in self._bins if self._step(old.row) < first] + recent
 
     def newest_rows(self, count: int) -> list[Row]:
         """Return the rows added last, at most `count` of them, in order."""

@@ -1,7 +1,6 @@
-"""The allocator's history of one watched step, joined with what the recorder saw of it.
+"""Join the allocator's history of a watched step with the recorder's tape of it.
 
-In: the history of the step and the recorder's tape. Out: one tape, with a note on requests that the recorder did not
-see.
+The joined tape has a note on requests that the recorder did not see.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`watch`: a model and its optimizer go in, and the steps of the block are watched.
+"""Watch the steps of a block: `watch` puts hooks on a model and its optimizer.
 
-What is changed are entries of torch's tables of hooks under a key of memexplore's own, `__call__` of the model's class,
+The hooks are entries of torch's tables of hooks under a key of memexplore's own, `__call__` of the model's class,
 `training_step` and `validation_step` of a LightningModule, `GradScaler.step` and `UntypedStorage.resize_`. How to undo
 each change is noted before it is made, and undoing may be repeated, so an interrupt at any line leaves nothing.
 """
@@ -24,12 +24,12 @@ from memexplore.live.compiled import leave_own_code_alone
 from memexplore.live.counters import counters_of
 from memexplore.live.live import Live, Overhead, State
 from memexplore.live.noted_calls import noting_calls, noting_skips
-from memexplore.live.older import Older
 from memexplore.live.optimizer_repeats import OptimizerRepeats
 from memexplore.live.optimizers import several, unwrapped
 from memexplore.live.rank_folder import writer_of
 from memexplore.live.recording import Recording
 from memexplore.live.schedule import Schedule
+from memexplore.live.storages_at_start import StoragesAtStart
 from memexplore.live.watcher import Watcher
 from memexplore.ranks.writer import Writer
 from memexplore.recorder import endings
@@ -134,7 +134,7 @@ class Session:
 
     def _kinds(self) -> list[type]:
         """Return the classes of the watched models."""
-        return list({type(model): None for model in (each() for each in self._models) if model is not None})
+        return list({type(model): None for model in (ref() for ref in self._models) if model is not None})
 
     def start(self) -> Live:
         """Install the hooks and begin the first step."""
@@ -183,7 +183,7 @@ class Session:
         }
 
     def hand_over(self, other: Session) -> None:
-        """Leave the folder of a run that has no step yet to another one that has no folder."""
+        """Leave the folder of a run that has no step yet to another run that has no folder."""
         if self._writer is not None and other._open_folder is None and self.watcher.store.history.newest is None:
             writer, self._writer = self._writer, None
             other._open_folder = lambda: writer
@@ -304,7 +304,7 @@ class Session:
 class Watching(io.IOBase):
     """Context manager of a watched run: its value is a `Live`.
 
-    Its `__exit__` is that of `io.IOBase`, which is written in C and calls `close`, and `close` is that of a generator.
+    Its `__exit__` is `io.IOBase`'s, which is written in C and calls `close`, and `close` is a generator's.
     So no line of Python runs between the end of the block and the `finally` that removes the hooks.
     """
 
@@ -375,7 +375,7 @@ def watch(
     """
     leave_own_code_alone()
     models = several(model, torch.nn.Module)
-    optimizers = [unwrapped(each) for each in several(optimizer, torch.optim.Optimizer)]
+    optimizers = [unwrapped(named) for named in several(optimizer, torch.optim.Optimizer)]
     chosen = None if device is None else torch.device(device)
     if every is not None and every < 1:
         raise ValueError(f"every is a number of steps from 1 on, not {every}")
@@ -383,13 +383,13 @@ def watch(
     def make() -> Session:
         counters = counters_of(chosen)
 
-        older = Older() if active() is not None else None
+        at_start = StoragesAtStart() if active() is not None else None
         repeats = OptimizerRepeats()
 
         def record(step: int) -> Recording:
             virtual = active()
             device = torch.device("cpu" if virtual is not None else counters.device)
-            return Recording(step, virtual, device, older, repeats)
+            return Recording(step, virtual, device, at_start, repeats)
 
         # On a virtual GPU compiled code runs eagerly.
         hides_modules = active() is None

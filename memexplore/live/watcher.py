@@ -1,4 +1,4 @@
-"""The hooks of a watched run: module calls and optimizer steps go in, finished steps go into a `Store`.
+"""Find the steps of a watched run in its module calls and optimizer steps, and store each in a `Store`.
 
 A step ends when the optimizer has stepped; several optimizers that step without a forward pass in between end one step
 together. Micro-batches of an accumulated step belong to it. A step that a gradient scaler skips ends as well.
@@ -104,7 +104,7 @@ class Watcher:
     def _without_hooks(self) -> None:
         """Watch without hooks on calls and without recordings from now on."""
         self._keep_hooks_off, self._measures_layers = True, False
-        self.store.note(COMPILED)
+        self.store.add_note(COMPILED)
         self.step.recorded = ""
         self.abandon()
         self.hook_calls(False)

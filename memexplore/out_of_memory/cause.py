@@ -1,4 +1,4 @@
-"""The cause of a failed request: a tape that ends with it and the evidence go in, a `Finding` comes out.
+"""Find the cause of a failed request.
 
 A cause is computed: the tape is replayed without what the cause names, and the request must succeed there.
 """
@@ -14,7 +14,7 @@ from memexplore.hardware import catalogue
 from memexplore.out_of_memory import counterfactual
 from memexplore.out_of_memory.evidence_types import Evidence
 from memexplore.out_of_memory.held import held_groups
-from memexplore.out_of_memory.held_types import Held, What
+from memexplore.out_of_memory.held_types import HeldGroup, WhyHeld
 from memexplore.tape import Phase, Tape
 from memexplore.tape.process_limit import limited
 
@@ -43,7 +43,7 @@ class Finding(NamedTuple):
     """A cause with what it rests on; sizes in bytes."""
 
     cause: Cause
-    held: tuple[Held, ...]
+    held: tuple[HeldGroup, ...]
     """Memory that nothing needs, the group that the cause names first."""
     missing: int
     """Bytes that are missing for the request, and for the state of an update, if every free byte could be used."""
@@ -79,34 +79,34 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
 
     unlimited = to_come <= unused + _beyond_limit(tape) and counterfactual.fits_without_limit(tape)
 
-    def found(cause: Cause, first: list[Held]) -> Finding:
+    def finding_of(cause: Cause, first: list[HeldGroup]) -> Finding:
         held = [*first, *(group for group in groups if group not in first)]
         return Finding(cause, tuple(held), missing, others, processes, expandable, to_come, unlimited)
 
-    growing = [group for group in groups if group.what in (What.GROWS, What.SUMMED_GRAPHS, What.LONG_GRAPH)]
+    growing = [group for group in groups if group.what in (WhyHeld.GROWS, WhyHeld.SUMMED_GRAPHS, WhyHeld.LONG_GRAPH)]
     if enough := _enough(tape, growing, missing):
-        return found(Cause.LEAK, enough)
-    enough = _enough(tape, [group for group in groups if group.what is not What.OTHER_CELL], missing)
+        return finding_of(Cause.LEAK, enough)
+    enough = _enough(tape, [group for group in groups if group.what is not WhyHeld.OTHER_CELL], missing)
     # The little that a full GPU has left may be in pieces by chance: what is held is more.
     is_much = unused >= _MUCH * (tape.meta.capacity or unused)
     # State that is still to come is known, and fits: an update does not go on to add more.
     rises = counterfactual.asks_for_more(tape) or (not to_come and counterfactual.soon_full(tape))
     goes_on = not rises and _has_room_for_rest(tape, unused)
     if expandable and is_much and goes_on and max(sum(group.size for group in enough), others) < unused:
-        return found(Cause.FRAGMENTATION, [])
+        return finding_of(Cause.FRAGMENTATION, [])
     if enough and _lasts(tape, enough, missing):
-        return found(Cause.HELD, enough)
+        return finding_of(Cause.HELD, enough)
     if others >= missing and counterfactual.fits_with(tape, others):
-        return found(Cause.ANOTHER_PROCESS, [])
+        return finding_of(Cause.ANOTHER_PROCESS, [])
     if (enough := _enough(tape, groups, missing)) and _lasts(tape, enough, missing):
-        return found(Cause.HELD, enough)
-    return found(Cause.TOO_MUCH, [])
+        return finding_of(Cause.HELD, enough)
+    return finding_of(Cause.TOO_MUCH, [])
 
 
 def _beyond_limit(tape: Tape) -> int:
     """Return the bytes that the process could reserve beyond its limit; 0 without one."""
-    whole = tape.meta.capacity_without_limit
-    return 0 if whole is None else whole - (tape.meta.capacity or 0)
+    without_limit = tape.meta.capacity_without_limit
+    return 0 if without_limit is None else without_limit - (tape.meta.capacity or 0)
 
 
 def _has_room_for_rest(tape: Tape, unused: int) -> bool:
@@ -120,7 +120,7 @@ def _has_room_for_rest(tape: Tape, unused: int) -> bool:
     return rest is not None and int(tape.size[-1]) + rest <= unused
 
 
-def _lasts(tape: Tape, enough: list[Held], missing: int) -> bool:
+def _lasts(tape: Tape, enough: list[HeldGroup], missing: int) -> bool:
     """Return whether what is held makes room for the rest of the step too, as far as an earlier step shows it.
 
     Where none does, the rest of a forward pass is unknown, and a little that is held is no cause.
@@ -131,7 +131,7 @@ def _lasts(tape: Tape, enough: list[Held], missing: int) -> bool:
     return size >= max(missing + (counterfactual.rest_of_step(tape) or 0), least)
 
 
-def _enough(tape: Tape, groups: list[Held], missing: int) -> list[Held]:
+def _enough(tape: Tape, groups: list[HeldGroup], missing: int) -> list[HeldGroup]:
     """Return the one group, else the several groups, without whose blocks the request succeeds; empty if there is none.
 
     Groups that are large enough for the missing bytes are tried one by one, the largest first.

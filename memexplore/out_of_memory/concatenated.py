@@ -1,4 +1,4 @@
-"""Tensors that are concatenated on a full GPU, where they are there twice: a tape goes in, suggestions come out."""
+"""Suggest what to change where tensors are concatenated on a full GPU, which holds them twice then."""
 
 from __future__ import annotations
 

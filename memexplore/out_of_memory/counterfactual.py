@@ -1,7 +1,6 @@
-"""Would the failed request have succeeded? A tape that ends with it is replayed under another condition.
+"""Replay a tape that ends with a failed request under other conditions: would the request have succeeded?
 
-In: a tape whose last row is the request that failed. Out: whether it succeeds with other settings, with more memory, or
-with some blocks freed earlier.
+The conditions are other allocator settings, more memory, and blocks that are freed earlier.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ def fits_expandable(tape: Tape) -> bool:
 
 def fits_with(tape: Tape, more: int) -> bool:
     """Return whether the request succeeds on a device with `more` bytes, under the same limit of the process."""
-    whole = limited(tape.meta, None)
-    if whole.capacity is None or more <= 0:
+    device = limited(tape.meta, None)
+    if device.capacity is None or more <= 0:
         return False
-    meta = limited(whole._replace(capacity=whole.capacity + more), tape.meta.limit)
+    meta = limited(device._replace(capacity=device.capacity + more), tape.meta.limit)
     return meta.capacity != tape.meta.capacity and _succeeds(tape.replace(meta=meta), None)
 
 
@@ -109,8 +108,8 @@ def unused(tape: Tape) -> int:
     last, capacity = len(tape) - 1, tape.meta.capacity
     if last < 0:
         return 0
-    whole = int(curve(tape, "reserved")[last]) if capacity is None else capacity
-    return max(whole - int(curve(tape, "active")[last]), 0)
+    total = int(curve(tape, "reserved")[last]) if capacity is None else capacity
+    return max(total - int(curve(tape, "active")[last]), 0)
 
 
 def _calls(tape: Tape) -> Rows:

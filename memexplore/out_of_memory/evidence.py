@@ -1,7 +1,7 @@
-"""What only the live process knows of a failure: an error and the user's names go in, an `Evidence` comes out.
+"""Collect what only the live process knows of a failure: which tensors are still needed, and who holds the others.
 
-A tensor is needed if the failing call reaches it: the variables of its frames, the names of the failing expression, and
-the variables that the frames around it read again (`liveness`). What else is alive has a holder.
+A tensor is needed if the failing call reaches it: by the variables of its frames, the names of the failing expression,
+or the variables that the frames around it read again (`liveness`). Every other tensor alive has a holder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from memexplore.analysis.tables import is_users
 from memexplore.out_of_memory import updates
 from memexplore.out_of_memory.attempts import Attempts, is_readable, one_line
-from memexplore.out_of_memory.evidence_types import Evidence, Holder, State, Use
+from memexplore.out_of_memory.evidence_types import Evidence, Holder, State, VariableUse
 from memexplore.out_of_memory.joint_losses import losses_of, terms_until
 from memexplore.out_of_memory.liveness import (
     Ahead,
@@ -51,12 +51,12 @@ class Shell(NamedTuple):
 
 
 def earlier_error(seconds: float = SECONDS) -> Holder | None:
-    """Return what the error before holds, of which only addresses are kept: the next error takes its place."""
+    """Return what the error before holds, as addresses only: the next error takes its place."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if error is None:
         return None
-    found = reached_from(error, time.thread_time() + seconds)
-    return _holder("sys.last_exc", Use.LAST_ERROR, error, found.blocks, found) if found.blocks else None
+    reached = reached_from(error, time.thread_time() + seconds)
+    return _holder("sys.last_exc", VariableUse.LAST_ERROR, error, reached.blocks, reached) if reached.blocks else None
 
 
 def collect(
@@ -78,8 +78,8 @@ def collect(
 
 
 def _collected(error: BaseException, shell: Shell | None, end: float, earlier: Holder | None) -> Evidence:
-    frames = [(each.tb_frame, each.tb_lasti, each.tb_lineno) for each in _links(error.__traceback__)]
-    users = [each for each in frames if is_users(each[0].f_code.co_filename)]
+    frames = [(link.tb_frame, link.tb_lasti, link.tb_lineno) for link in _links(error.__traceback__)]
+    users = [frame for frame in frames if is_users(frame[0].f_code.co_filename)]
     outer = _outer(frames)
     needed = _needed(frames, outer, end)
     holders: list[Holder] = []
@@ -95,21 +95,23 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
             complete &= name in seen
             continue
         seen.add(name)
-        found = reached_from(value, end, needed.visited)
-        if use is Use.LATER:
-            behind_graphs |= _weights_behind(found)
-        complete &= found.complete
-        own = {address: block for address, block in found.blocks.items() if address not in needed.blocks}
+        reached = reached_from(value, end, needed.visited)
+        if use is VariableUse.LATER:
+            behind_graphs |= _weights_behind(reached)
+        complete &= reached.complete
+        own = {address: block for address, block in reached.blocks.items() if address not in needed.blocks}
         if own:
-            holders.append(_holder(name, use, value, own, found))
+            holders.append(_holder(name, use, value, own, reached))
             models |= {name: value} if isinstance(value, torch.nn.Module) else {}
-        if use in (Use.LATER, Use.DEAD):
-            of_program.append(found)
+        if use in (VariableUse.LATER, VariableUse.DEAD):
+            of_program.append(reached)
             variables.append((name, value))
     # A model gets its gradients through a graph that is read again, also where no later line names the model.
-    waiting = [name for name, model in models.items() if any(id(each) in behind_graphs for each in model.parameters())]
-    holders = [each._replace(use=Use.LATER) if each.name in waiting else each for each in holders]
-    objects = list({id(each): each for found in of_program for each in found.kept}.values())
+    waiting = [
+        name for name, model in models.items() if any(id(weight) in behind_graphs for weight in model.parameters())
+    ]
+    holders = [holder._replace(use=VariableUse.LATER) if holder.name in waiting else holder for holder in holders]
+    objects = list({id(value): value for reached in of_program for value in reached.kept}.values())
     if earlier is not None:
         rest = earlier.addresses.difference(needed.blocks)
         holders.append(earlier._replace(addresses=rest, in_graph=earlier.in_graph & rest))
@@ -124,7 +126,7 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
     codes = [frame.f_code for frame, _, _ in users]
     state, no_update, not_trained = State.UNKNOWN, None, None
     if complete:
-        blocks = [each.blocks for each in of_program]
+        blocks = [reached.blocks for reached in of_program]
         state = attempts.value(lambda: updates.state_of(updates.optimizers_in(objects)), state)
         no_update = attempts.value(lambda: updates.without_update(objects, blocks, variables, end), no_update)
         not_trained = attempts.value(lambda: untrained(objects, variables), not_trained)
@@ -132,7 +134,7 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
     losses = attempts.value(lambda: _losses(frames, outer, first, end), 0)
     return Evidence(
         parse(str(error)),
-        tuple(sorted(holders, key=lambda each: -each.size)),
+        tuple(sorted(holders, key=lambda holder: -holder.size)),
         complete and not attempts.error,
         attempts.error,
         line,
@@ -151,9 +153,9 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
     )
 
 
-def _weights_behind(found: Reached) -> set[int]:
+def _weights_behind(reached: Reached) -> set[int]:
     """Return the identities of the weights to which graphs lead."""
-    nodes = (each for each in found.kept if is_node(each))
+    nodes = (value for value in reached.kept if is_node(value))
     return {id(node.variable) for node in nodes if getattr(node, "variable", None) is not None}
 
 
@@ -167,10 +169,12 @@ def _in_use(needed: Reached) -> tuple[Holder, ...]:
             blocks.setdefault(name, {})[address] = block
     result = []
     for name, own in blocks.items():
-        in_graph = frozenset(address for address, each in own.items() if each.in_graph)
-        size = sum(each.size for each in own.values())
+        in_graph = frozenset(address for address, block in own.items() if block.in_graph)
+        size = sum(block.size for block in own.values())
         if len(own) > len(in_graph):
-            result.append(Holder(name, Use.IN_USE, frozenset(own), in_graph, size, len(own) - len(in_graph), True))
+            result.append(
+                Holder(name, VariableUse.IN_USE, frozenset(own), in_graph, size, len(own) - len(in_graph), True)
+            )
     return tuple(result)
 
 
@@ -191,7 +195,9 @@ def _outer(frames: _Frames) -> range:
     They begin with the program: what is around its module runs it.
     """
     users = [is_users(frame.f_code.co_filename) for frame, _, _ in frames]
-    programs = [number for number, each in enumerate(users) if each and frames[number][0].f_code.co_name == "<module>"]
+    programs = [
+        number for number, is_user in enumerate(users) if is_user and frames[number][0].f_code.co_name == "<module>"
+    ]
     first = programs[-1] if programs else users.index(True) if True in users else 0
     end = first
     while end < len(frames) and users[end] and not isinstance(frames[end][0].f_locals.get("self"), torch.nn.Module):
@@ -205,12 +211,12 @@ def _needed(frames: _Frames, outer: range, end: float) -> Reached:
     if outer:
         frame, offset, _ = frames[outer.stop - 1]
         roots.append({name: _lookup(frame, name) for name in _expression_names(frame, offset)})
-    found = _reached(roots, end)
+    reached = _reached(roots, end)
     # The model and the optimizer stay if the code uses them again, and a model of which a part is in use.
     for number in outer:
         again = _read_again(frames, number)
         for name, value in _variables(frames[number][0]):
-            in_use = isinstance(value, torch.nn.Module) and not found.blocks.keys().isdisjoint(
+            in_use = isinstance(value, torch.nn.Module) and not reached.blocks.keys().isdisjoint(
                 reached_from(value, end).blocks
             )
             if in_use or (isinstance(value, torch.nn.Module | torch.optim.Optimizer) and name in again):
@@ -219,7 +225,7 @@ def _needed(frames: _Frames, outer: range, end: float) -> Reached:
 
 
 def _reached(roots: list[dict[str, Any]], end: float) -> Reached:
-    return reached_from([types.SimpleNamespace(**each) for each in roots], end)
+    return reached_from([types.SimpleNamespace(**names) for names in roots], end)
 
 
 def _read_again(frames: _Frames, number: int) -> frozenset[str]:
@@ -229,10 +235,12 @@ def _read_again(frames: _Frames, number: int) -> frozenset[str]:
     again = read_again(code, offset) | on_stack(code, offset)
     if code.co_name != "<module>":
         return again
-    inner = [each.f_code for each, _, _ in frames[number + 1 :] if is_users(each.f_code.co_filename)]
+    inner = [
+        inner_frame.f_code for inner_frame, _, _ in frames[number + 1 :] if is_users(inner_frame.f_code.co_filename)
+    ]
     behind = code_behind(code)
     called = [code] if behind is None else [code, behind]
-    return again.union(*(names_of_functions([each, *inner], frame.f_globals) for each in called))
+    return again.union(*(names_of_functions([called_code, *inner], frame.f_globals) for called_code in called))
 
 
 def _lookup(frame: types.FrameType, name: str) -> Any:
@@ -268,7 +276,9 @@ def _expression_names(frame: types.FrameType, offset: int) -> set[str]:
 # -- roots that the failing call does not need
 
 
-def _roots(error: BaseException, frames: _Frames, outer: range, shell: Shell | None) -> Iterator[tuple[str, Use, Any]]:
+def _roots(
+    error: BaseException, frames: _Frames, outer: range, shell: Shell | None
+) -> Iterator[tuple[str, VariableUse, Any]]:
     named: set[str] = set()
     for number in reversed(outer):
         frame = frames[number][0]
@@ -281,26 +291,26 @@ def _roots(error: BaseException, frames: _Frames, outer: range, shell: Shell | N
                 continue
             if name not in named:
                 named.add(name)
-                yield name, Use.LATER if name in again else Use.DEAD, value
+                yield name, VariableUse.LATER if name in again else VariableUse.DEAD, value
     if shell is not None:
         for name, value in list(shell.names.items()):
             hidden = name in _SHELL_NAMES or name.startswith("_") or not is_readable(value)
             if not hidden and name not in named and not isinstance(value, types.ModuleType):
-                yield name, Use.OTHER_CELL, value
+                yield name, VariableUse.OTHER_CELL, value
         for number, value in list(shell.outputs.items()):
-            yield f"Out[{number}]", Use.OUTPUT, value
+            yield f"Out[{number}]", VariableUse.OUTPUT, value
         for name in _SHELL_NAMES[:3]:
-            yield name, Use.OUTPUT, shell.names.get(name)
+            yield name, VariableUse.OUTPUT, shell.names.get(name)
     for name in ("last_exc", "last_value", "last_traceback"):
         value = getattr(sys, name, None)
         if value is not None and value is not error and value is not error.__traceback__:
-            yield f"sys.{name}", Use.LAST_ERROR, value
+            yield f"sys.{name}", VariableUse.LAST_ERROR, value
     for name, module in _imported([frames[number][0].f_globals for number in outer]):
-        yield name, Use.LATER, types.SimpleNamespace(**vars(module))
+        yield name, VariableUse.LATER, types.SimpleNamespace(**vars(module))
 
 
 def _imported(names: list[dict[str, Any]]) -> Iterator[tuple[str, types.ModuleType]]:
-    """Yield the user's modules that these global names come from, and those that these modules have imported."""
+    """Yield the user's modules from which global names come, and the user's modules that these have imported."""
     known = {"__main__"}
     waiting = list(names)
     while waiting:
@@ -317,7 +327,7 @@ def _imported(names: list[dict[str, Any]]) -> Iterator[tuple[str, types.ModuleTy
                 yield name, module
 
 
-def _holder(name: str, use: Use, value: Any, own: dict[int, Any], found: Reached) -> Holder:
+def _holder(name: str, use: VariableUse, value: Any, own: dict[int, Any], reached: Reached) -> Holder:
     path = next((block.path for block in own.values() if not block.in_graph), next(iter(own.values())).path)
     attribute = path.split("[")[0].split(".__")[0] if path.startswith(".") else ""
     in_graph = frozenset(address for address, block in own.items() if block.in_graph)
@@ -327,7 +337,9 @@ def _holder(name: str, use: Use, value: Any, own: dict[int, Any], found: Reached
     several = {block.path.split("[")[0] for block in own.values() if not block.in_graph}
     if isinstance(value, torch.optim.Optimizer) and attribute == ".param_groups":
         attribute = ""  # the weights: only the optimizer as a whole can be deleted
-    label = name + (attribute if len(several) == 1 and use in (Use.LATER, Use.DEAD, Use.OTHER_CELL) else "")
+    label = name + (
+        attribute if len(several) == 1 and use in (VariableUse.LATER, VariableUse.DEAD, VariableUse.OTHER_CELL) else ""
+    )
     return Holder(label, use, frozenset(own), in_graph, size, direct, not isinstance(value, torch.Tensor))
 
 
@@ -341,8 +353,10 @@ def _modules(frames: _Frames) -> tuple[str, str]:
     if not modules:
         return "", _evaluating(frames)
     root, innermost = modules[0], modules[-1]
-    name = next((name for name, each in root.named_modules() if each is innermost and name), type(innermost).__name__)
-    if not any(each.requires_grad for each in root.parameters()):
+    name = next(
+        (name for name, module in root.named_modules() if module is innermost and name), type(innermost).__name__
+    )
+    if not any(weight.requires_grad for weight in root.parameters()):
         # Such as a criterion.
         return name, _evaluating(frames)
     return name, "" if root.training else type(root).__name__
@@ -351,8 +365,8 @@ def _modules(frames: _Frames) -> tuple[str, str]:
 def _evaluating(frames: _Frames) -> str:
     """Return the model that evaluates where the failing call is outside of it, as in a loss: all others do as well."""
     users = [frame for frame, _, _ in frames if is_users(frame.f_code.co_filename)]
-    found = [value for frame in users for _, value in _variables(frame) if isinstance(value, torch.nn.Module)]
-    models = [model for model in found if any(each.requires_grad for each in model.parameters())]
+    modules = [value for frame in users for _, value in _variables(frame) if isinstance(value, torch.nn.Module)]
+    models = [model for model in modules if any(weight.requires_grad for weight in model.parameters())]
     return "" if not models or any(model.training for model in models) else type(models[0]).__name__
 
 

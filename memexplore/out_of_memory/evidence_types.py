@@ -9,7 +9,7 @@ from memexplore.out_of_memory.message import Message
 from memexplore.tape import Phase
 
 
-class Use(enum.StrEnum):
+class VariableUse(enum.StrEnum):
     """Whether the code reads a variable again."""
 
     LATER = "read again"
@@ -42,7 +42,7 @@ class Holder(NamedTuple):
 
     name: str
     """Such as ``losses``, ``trainer.history``, ``Out[3]`` or ``sys.last_exc``."""
-    use: Use
+    use: VariableUse
     addresses: frozenset[int]
     in_graph: frozenset[int]
     """Those of `addresses` that a graph keeps."""

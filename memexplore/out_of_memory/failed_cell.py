@@ -37,7 +37,7 @@ class _Pickler(CellPickler, step_copy.ModelPickler):
 def failed_cell(code: str, namespace: dict[str, Any], models: list[torch.nn.Module], reason: str) -> FailedStep | str:
     """Return a failed cell, or a sentence that says why it cannot be run again.
 
-    `models` are those that the cell has called, `reason` is why its step cannot be rebuilt.
+    `models` are the models that the cell has called, `reason` is why its step cannot be rebuilt.
     """
     try:
         program = _compiled(code)

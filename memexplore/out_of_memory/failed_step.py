@@ -1,4 +1,4 @@
-"""The step that failed: an error and the live process go in, a step that another process can run comes out.
+"""Rebuild the step that failed from the live process, for a run in another process.
 
 The model and its optimizer are packed as shapes, with the last call of the model.
 """
@@ -52,7 +52,7 @@ Model = Callable[[], torch.nn.Module | None]
 
 
 class SeenCall:
-    """The last call of a model with weights, from outside of any module; holds no tensor but those of a criterion."""
+    """The last call of a model with weights, from outside of any module; holds no tensor but a criterion's."""
 
     def __init__(self) -> None:
         self.call: ObservedCall | None = None
@@ -69,7 +69,7 @@ class SeenCall:
         """Whether a model was called without gradients since; None where only training steps are seen."""
 
     def see(self, module: torch.nn.Module, args: Any, frame: FrameType | None) -> None:
-        """Note a call from outside of any module; `frame` is that of torch's `Module._call_impl`."""
+        """Note a call from outside of any module; `frame` runs torch's `Module._call_impl`."""
         trains = any(weight.requires_grad for weight in module.parameters())
         if next(module.parameters(), None) is not None:
             self.models.add(module)
@@ -80,12 +80,12 @@ class SeenCall:
             keywords = _keywords(module, frame)
             self.model, self.call = weakref.ref(module), _observed(args, keywords)
             arguments = tensors_in((args, keywords or {}))
-            self.arguments = [weakref.ref(each) for each in arguments]
+            self.arguments = [weakref.ref(tensor) for tensor in arguments]
             self.code = returned_loss(frame, module, arguments)
 
     @property
     def outermost(self) -> list[torch.nn.Module]:
-        """The models that were called, without those that are layers of another."""
+        """The models that were called and are no layers of another."""
         models = list(self.models)
         inner = {id(layer) for model in models for layer in model.modules() if layer is not model}
         return [model for model in models if id(model) not in inner]
@@ -99,8 +99,8 @@ class SeenCall:
 def _keywords(module: torch.nn.Module, frame: FrameType | None) -> dict[str, Any] | None:
     """Return the keyword arguments of a call, which hooks for all modules do not get; None if they are not known."""
     values = {} if frame is None else variables(frame)
-    found = values.get("kwargs")
-    return found if values.get("self") is module and isinstance(found, dict) else None
+    kwargs = values.get("kwargs")
+    return kwargs if values.get("self") is module and isinstance(kwargs, dict) else None
 
 
 class FailedStep(NamedTuple):
@@ -190,14 +190,14 @@ def hidden_settings() -> ProcessSettings:
 
 def _variables(error: BaseException) -> list[Any]:
     """Return the variables of a traceback's frames, and the attributes of its instances, such as a trainer."""
-    found: list[Any] = []
+    result: list[Any] = []
     for frame, _ in traceback.walk_tb(error.__traceback__):
         values = list(frame.f_locals.values()) if frame.f_code.co_name != "<module>" else []
-        found += values
+        result += values
         owner = frame.f_locals.get("self")
         if owner is not None and not isinstance(owner, torch.nn.Module | torch.Tensor):
-            found += list(getattr(owner, "__dict__", {}).values())
-    return found
+            result += list(getattr(owner, "__dict__", {}).values())
+    return result
 
 
 def _call(error: BaseException, seen: SeenCall | None) -> tuple[torch.nn.Module, ObservedCall, list[torch.Tensor]]:
@@ -224,8 +224,8 @@ def _call(error: BaseException, seen: SeenCall | None) -> tuple[torch.nn.Module,
         raise _CannotRebuildError(EVALUATION)
     if seen.call is None or last is None:
         raise _CannotRebuildError(NO_CALL)
-    # Of one that is gone, an object that no variable is.
-    arguments: list[Any] = [each() if each() is not None else object() for each in seen.arguments]
+    # In place of an argument that is gone stands an object that no variable is.
+    arguments: list[Any] = [ref() if ref() is not None else object() for ref in seen.arguments]
     return last, seen.call, arguments
 
 

@@ -1,4 +1,4 @@
-"""Failures that were not recorded: a tape and the evidence go in, a tape that ends with the request comes out."""
+"""End the tape of a failure that was not recorded with the request that failed."""
 
 from __future__ import annotations
 

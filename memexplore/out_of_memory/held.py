@@ -1,4 +1,4 @@
-"""Memory at a failure that nothing needs any more: a tape and the evidence go in, groups of blocks come out.
+"""Group the memory at a failure that nothing needs any more by who holds it.
 
 Each group has the blocks that one change of the code gives back.
 """
@@ -15,8 +15,8 @@ from memexplore.analysis.growth import leak
 from memexplore.analysis.location import where
 from memexplore.analysis.tables import user_line
 from memexplore.out_of_memory.counterfactual import alive, bytes_of
-from memexplore.out_of_memory.evidence_types import Evidence, Holder, Use
-from memexplore.out_of_memory.held_types import Held, What
+from memexplore.out_of_memory.evidence_types import Evidence, Holder, VariableUse
+from memexplore.out_of_memory.held_types import HeldGroup, WhyHeld
 from memexplore.tape import Action, Category, Phase, Tape
 from memexplore.text.tensor_text import dtype_of, shape_of
 
@@ -42,9 +42,9 @@ _OF_TRAINING = (
 """Categories that training steps make; copies of weights are kept by mistake as results are."""
 
 
-def held_groups(tape: Tape, evidence: Evidence | None) -> list[Held]:
+def held_groups(tape: Tape, evidence: Evidence | None) -> list[HeldGroup]:
     """Return the groups of a tape that ends with a failed request, the most bytes first."""
-    groups: list[Held | None] = []
+    groups: list[HeldGroup | None] = []
     held_by: list[list[int]] = []
     rows = alive(tape)
     of_idle: frozenset[int] = frozenset()
@@ -53,20 +53,20 @@ def held_groups(tape: Tape, evidence: Evidence | None) -> list[Held]:
         idle = _no_update(tape, evidence, row_at)
         of_idle = frozenset(idle.rows if idle is not None else ())
         held_by = [
-            [row_at[each] for each in holder.addresses if each in row_at and row_at[each] not in of_idle]
+            [row_at[address] for address in holder.addresses if address in row_at and row_at[address] not in of_idle]
             for holder in evidence.holders
         ]
-        found = [
+        of_holders = [
             _of_holder(tape, holder, held, evidence) for holder, held in zip(evidence.holders, held_by, strict=True)
         ]
         own = [
             {row for row in held if int(tape.address[row]) not in holder.in_graph}
             for holder, held in zip(evidence.holders, held_by, strict=True)
         ]
-        groups += _given_back(tape, found, held_by, own)
+        groups += _given_back(tape, of_holders, held_by, own)
         for holder in evidence.in_use:
             groups.append(
-                _growing_in_use(tape, holder.name, [row_at[each] for each in holder.addresses & row_at.keys()])
+                _growing_in_use(tape, holder.name, [row_at[address] for address in holder.addresses & row_at.keys()])
             )
         groups.append(idle)
         if evidence.evaluating and idle is None:
@@ -77,10 +77,10 @@ def held_groups(tape: Tape, evidence: Evidence | None) -> list[Held]:
         if growing is not None and evidence is not None:
             growing = _with_holder(tape, growing, evidence, held_by)
         groups.append(growing)
-    return sorted(filter(None, groups), key=lambda group: (group.what is not What.NO_BACKWARD, -group.size))
+    return sorted(filter(None, groups), key=lambda group: (group.what is not WhyHeld.NO_BACKWARD, -group.size))
 
 
-def _group(tape: Tape, what: What, holder: str, rows: list[int] | Rows) -> Held | None:
+def _group(tape: Tape, reason: WhyHeld, holder: str, rows: list[int] | Rows) -> HeldGroup | None:
     numbers = [int(row) for row in rows]
     if not numbers:
         return None
@@ -88,75 +88,79 @@ def _group(tape: Tape, what: What, holder: str, rows: list[int] | Rows) -> Held 
     count = max(places.values())
     size = bytes_of(tape, numbers)
     largest = max(numbers, key=lambda row: int(tape.size[row]))
-    found = where(tape, largest)
-    return Held(what, holder, tuple(numbers), size, count, size // count, found["layer"] or "", found["line"] or "")
+    location = where(tape, largest)
+    return HeldGroup(
+        reason, holder, tuple(numbers), size, count, size // count, location["layer"] or "", location["line"] or ""
+    )
 
 
-def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) -> Held | None:
+def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) -> HeldGroup | None:
     """Return the group of a variable, None if the memory is needed."""
     if evidence.evaluating:
-        # What graphs keep belongs to `What.NO_BACKWARD`, whichever variable they hang on.
+        # What graphs keep belongs to `WhyHeld.NO_BACKWARD`, whichever variable they hang on.
         rows = [row for row in rows if int(tape.address[row]) not in holder.in_graph]
     if not rows:
         return None
     computed = [row for row in rows if _is_computed(tape, row) or int(tape.address[row]) in holder.in_graph]
     has_graph = any(int(tape.address[row]) in holder.in_graph for row in rows)
-    if holder.use is Use.OUTPUT:
-        return _group(tape, What.OUTPUT, holder.name, rows)
-    if holder.use is Use.LAST_ERROR:
-        return _group(tape, What.LAST_ERROR, holder.name, rows)
+    if holder.use is VariableUse.OUTPUT:
+        return _group(tape, WhyHeld.OUTPUT, holder.name, rows)
+    if holder.use is VariableUse.LAST_ERROR:
+        return _group(tape, WhyHeld.LAST_ERROR, holder.name, rows)
     # What has got memory from this cell is in use in it, such as the list of a hook.
-    if holder.use is Use.OTHER_CELL and (tape.action[rows] == Action.PREEXISTING).all():
-        return _group(tape, What.OTHER_CELL, holder.name, rows)
+    if holder.use is VariableUse.OTHER_CELL and (tape.action[rows] == Action.PREEXISTING).all():
+        return _group(tape, WhyHeld.OTHER_CELL, holder.name, rows)
     several, passes = _of_several_passes(tape, rows) if holder.is_container else ([], 0)
     computed = sorted({*computed, *several})
-    found = _group(tape, What.GROWS, holder.name, computed)
+    group = _group(tape, WhyHeld.GROWS, holder.name, computed)
     # One call may make several blocks at one place, such as the copies of query, key and value.
-    grows = found is not None and found.blocks >= _ALIKE and _is_most(tape, found, _of_several_calls(tape, computed))
+    grows = group is not None and group.blocks >= _ALIKE and _is_most(tape, group, _of_several_calls(tape, computed))
     direct = [row for row in rows if int(tape.address[row]) not in holder.in_graph]
     is_loss = bool(np.all(tape.size[direct] <= _SCALAR))
-    if grows and found is not None and (holder.is_container or has_graph):
+    if grows and group is not None and (holder.is_container or has_graph):
         if several == computed:
             # One call may keep several blocks of a place, such as a copy of all weights.
-            found = found._replace(blocks=passes, each=found.size // passes)
+            group = group._replace(blocks=passes, each=group.size // passes)
         in_need = has_graph and holder.name.partition(".")[0] in evidence.before_backward
         # Derivatives on the way of a step, such as those of meta-learning, leave the graphs to its backward pass.
-        in_graph = [row for row in found.rows if int(tape.address[row]) in holder.in_graph]
+        in_graph = [row for row in group.rows if int(tape.address[row]) in holder.in_graph]
         of_step = [row for row in in_graph if tape.step[row] == tape.step[-1]]
-        waits = not evidence.retains_graph and _is_most(tape, found, of_step)
+        waits = not evidence.retains_graph and _is_most(tape, group, of_step)
         if not in_need or (_went_backward(tape, [min(computed)]) and not waits):
-            return found
+            return group
         # Other values than losses, such as those that a loss compares, are needed together.
-        return found._replace(what=What.SUMMED_GRAPHS) if is_loss else None
-    alone = holder.use is Use.DEAD or is_loss
+        return group._replace(what=WhyHeld.SUMMED_GRAPHS) if is_loss else None
+    alone = holder.use is VariableUse.DEAD or is_loss
     # Of another value than a loss, no backward pass can begin there.
-    is_old_value = holder.use is Use.DEAD and not is_loss
+    is_old_value = holder.use is VariableUse.DEAD and not is_loss
     if has_graph and not is_old_value and _is_earlier_pass(tape, computed, alone):
-        waits = holder.use is Use.LATER and is_loss and not holder.is_container
+        waits = holder.use is VariableUse.LATER and is_loss and not holder.is_container
         if evidence.retains_graph and _went_backward(tape, computed):
-            what = What.RETAINED_GRAPH
+            reason = WhyHeld.RETAINED_GRAPH
         elif waits and holder.name in evidence.before_backward:
-            what = What.JOINT_LOSS
+            reason = WhyHeld.JOINT_LOSS
         else:
-            what = What.EARLIER_GRAPH
-        graph = _group(tape, what, holder.name, computed)
+            reason = WhyHeld.EARLIER_GRAPH
+        graph = _group(tape, reason, holder.name, computed)
         return graph._replace(is_container=holder.is_container) if graph is not None else None
-    return _group(tape, What.OLD_VALUE, holder.name, rows) if holder.use is Use.DEAD else None
+    return _group(tape, WhyHeld.OLD_VALUE, holder.name, rows) if holder.use is VariableUse.DEAD else None
 
 
 LAST_ERROR = "sys.last_exc"
 """Name of the holder of an earlier error."""
-_GROWING = (What.GROWS, What.SUMMED_GRAPHS)
-_ALONE = (What.OLD_VALUE, What.OUTPUT, What.LAST_ERROR, What.OTHER_CELL)
+_GROWING = (WhyHeld.GROWS, WhyHeld.SUMMED_GRAPHS)
+_ALONE = (WhyHeld.OLD_VALUE, WhyHeld.OUTPUT, WhyHeld.LAST_ERROR, WhyHeld.OTHER_CELL)
 
 
-def _given_back(tape: Tape, groups: list[Held | None], held_by: list[list[int]], own: list[set[int]]) -> list[Held]:
+def _given_back(
+    tape: Tape, groups: list[HeldGroup | None], held_by: list[list[int]], own: list[set[int]]
+) -> list[HeldGroup]:
     """Return the groups of holders, with the blocks that come back when their variables are deleted.
 
     Variables that hold the same blocks for the same reason are one group: one alone gives nothing back. `own` are the
     blocks of each holder that no graph keeps for it.
     """
-    result: list[Held] = []
+    result: list[HeldGroup] = []
     own_of: dict[str, set[int]] = {}
     for group, itself in zip(groups, own, strict=True):
         if group is None:
@@ -170,35 +174,42 @@ def _given_back(tape: Tape, groups: list[Held | None], held_by: list[list[int]],
         rows, name = set(group.rows), group.holder
         if group.what in _ALONE:
             for other, held in zip(groups, held_by, strict=True):
-                if other is not None and other.what is What.LAST_ERROR and group.what is not What.LAST_ERROR:
+                if other is not None and other.what is WhyHeld.LAST_ERROR and group.what is not WhyHeld.LAST_ERROR:
                     # The frames of the error are freed too: together they give these back.
                     name = f"{name}, {LAST_ERROR}" if rows & set(held) else name
                 elif other is None or other.what is not group.what:
                     rows.difference_update(held)
-        if group.what in _GROWING and any(each.what is group.what and rows <= set(each.rows) for each in result):
+        if group.what in _GROWING and any(
+            earlier.what is group.what and rows <= set(earlier.rows) for earlier in result
+        ):
             continue
-        same = next((each for each in result if each.what is group.what and rows & set(each.rows)), None)
+        same = next(
+            (earlier for earlier in result if earlier.what is group.what and rows & set(earlier.rows)),
+            None,
+        )
         if same is not None and group.what not in _GROWING:
             result.remove(same)
             rows |= set(same.rows)
             name = ", ".join(dict.fromkeys([*same.holder.split(", "), *name.split(", ")]))
         is_same = rows == set(group.rows)
-        found = group._replace(holder=name) if is_same else _group(tape, group.what, name, sorted(rows))
-        if found is not None:
-            result.append(found._replace(is_container=group.is_container))
+        changed = group._replace(holder=name) if is_same else _group(tape, group.what, name, sorted(rows))
+        if changed is not None:
+            result.append(changed._replace(is_container=group.is_container))
     return result
 
 
-def _kept_too(tape: Tape, group: Held, own: set[int], groups: list[Held], own_of: dict[str, set[int]]) -> Held | None:
+def _kept_too(
+    tape: Tape, group: HeldGroup, own: set[int], groups: list[HeldGroup], own_of: dict[str, set[int]]
+) -> HeldGroup | None:
     """Return the group most of whose blocks another value keeps as well, such as a list of losses beside their sum.
 
     A second name of the same list is none: both hold the same blocks themselves.
     """
     rows = set(group.rows)
-    for each in groups:
-        shared = [row for row in each.rows if row in rows]
-        if each.what is group.what and _is_most(tape, each, shared) and own.isdisjoint(own_of[each.holder]):
-            return each
+    for other in groups:
+        shared = [row for row in other.rows if row in rows]
+        if other.what is group.what and _is_most(tape, other, shared) and own.isdisjoint(own_of[other.holder]):
+            return other
     return None
 
 
@@ -241,8 +252,10 @@ def _of_several_passes(tape: Tape, rows: list[int]) -> tuple[list[int], int]:
     for row in rows:
         if tape.category[row] not in _OF_TRAINING and tape.action[row] == Action.ALLOC:
             kept.setdefault(int(places[row]), []).append(row)
-    found = sorted(row for same in kept.values() if len({int(passes[row]) for row in same}) >= _ALIKE for row in same)
-    return found, len({int(passes[row]) for row in found})
+    repeated = sorted(
+        row for same in kept.values() if len({int(passes[row]) for row in same}) >= _ALIKE for row in same
+    )
+    return repeated, len({int(passes[row]) for row in repeated})
 
 
 def _places(tape: Tape) -> NDArray[np.int64]:
@@ -258,16 +271,16 @@ def _went_backward(tape: Tape, rows: list[int]) -> bool:
     return bool(np.any(tape.phase[after] == Phase.BACKWARD))
 
 
-def _stale_gradients(tape: Tape, rows: Rows) -> Held | None:
+def _stale_gradients(tape: Tape, rows: Rows) -> HeldGroup | None:
     last = len(tape) - 1
     if tape.phase[last] != Phase.FORWARD:
         return None
     step = int(tape.step[last])
     stale = rows[(tape.category[rows] == Category.GRADIENT) & (tape.step[rows] < step) & (tape.step[rows] > 0)]
-    return _group(tape, What.STALE_GRADIENTS, "", stale)
+    return _group(tape, WhyHeld.STALE_GRADIENTS, "", stale)
 
 
-def _cast_weights(tape: Tape, rows: Rows) -> Held | None:
+def _cast_weights(tape: Tape, rows: Rows) -> HeldGroup | None:
     """Return the copies of weights that autocast made without gradients: no backward pass needs them."""
     weights = {
         (int(tape.module[row]), shape_of(text))
@@ -285,35 +298,35 @@ def _cast_weights(tape: Tape, rows: Rows) -> Held | None:
     ]
     # Those of the running layer are in use.
     module = int(tape.module[-1])
-    return _group(tape, What.CAST_WEIGHTS, "", [row for row in copies if tape.module[row] != module])
+    return _group(tape, WhyHeld.CAST_WEIGHTS, "", [row for row in copies if tape.module[row] != module])
 
 
 def _text(tape: Tape, row: int) -> str:
     return tape.tensor_texts[tape.tensor[row]] if tape.tensor[row] >= 0 else ""
 
 
-def _no_backward(tape: Tape, rows: Rows) -> Held | None:
+def _no_backward(tape: Tape, rows: Rows) -> HeldGroup | None:
     """Return the activations of a model that evaluates, but for the inputs of the failing call."""
     kept = rows[(tape.category[rows] == Category.ACTIVATION) & ~np.isin(tape.action[rows], (Action.PREEXISTING,))]
     # Without a graph the op itself still reads what the one before it wrote.
-    return _group(tape, What.NO_BACKWARD, "", kept[:-1])
+    return _group(tape, WhyHeld.NO_BACKWARD, "", kept[:-1])
 
 
-def _no_update(tape: Tape, evidence: Evidence, row_at: dict[int, int]) -> Held | None:
+def _no_update(tape: Tape, evidence: Evidence, row_at: dict[int, int]) -> HeldGroup | None:
     """Return what a model without an optimizer keeps for its gradients, and these."""
     if evidence.no_update is None:
         return None
-    rows = [row_at[each] for each in evidence.no_update.addresses if each in row_at]
+    rows = [row_at[address] for address in evidence.no_update.addresses if address in row_at]
     kept = [row for row in rows if tape.category[row] not in _LASTING or tape.category[row] == Category.GRADIENT]
-    return _group(tape, What.NO_UPDATE, evidence.no_update.name, sorted(kept))
+    return _group(tape, WhyHeld.NO_UPDATE, evidence.no_update.name, sorted(kept))
 
 
-def _growing_in_use(tape: Tape, name: str, rows: list[int]) -> Held | None:
+def _growing_in_use(tape: Tape, name: str, rows: list[int]) -> HeldGroup | None:
     """Return what a container that is in use has kept of several earlier backward passes, such as a hook's list."""
-    found = _of_earlier_passes(tape, rows)
-    group = _group(tape, What.GROWS, name, found)
+    kept = _of_earlier_passes(tape, rows)
+    group = _group(tape, WhyHeld.GROWS, name, kept)
     # One call may keep several blocks of a place, such as a mean and a deviation.
-    count = len(set(_backward_passes(tape)[found].tolist()))
+    count = len(set(_backward_passes(tape)[kept].tolist()))
     return group and group._replace(blocks=count, each=group.size // count)
 
 
@@ -338,7 +351,7 @@ def _of_earlier_passes(tape: Tape, rows: list[int]) -> list[int]:
     return sorted(result)
 
 
-def _growing(tape: Tape, rows: Rows, graph: frozenset[int]) -> Held | None:
+def _growing(tape: Tape, rows: Rows, graph: frozenset[int]) -> HeldGroup | None:
     """Return the blocks of earlier steps at the places whose memory grows from step to step, by the tape alone.
 
     `graph` are the addresses that only the graph of the failing step keeps.
@@ -346,19 +359,19 @@ def _growing(tape: Tape, rows: Rows, graph: frozenset[int]) -> Held | None:
     by_step = _growing_by_step(tape, rows)
     if by_step is None and (long := _long_graph(tape, rows, graph)) is not None:
         return long
-    group = by_step or _group(tape, What.GROWS, "", _of_earlier_passes(tape, rows.tolist()))
+    group = by_step or _group(tape, WhyHeld.GROWS, "", _of_earlier_passes(tape, rows.tolist()))
     if group is None or not _is_most(tape, group, [row for row in group.rows if int(tape.address[row]) in graph]):
         return group
     # A step may take derivatives several times on its way: it has a long graph only if steps have ended on that way.
-    return group._replace(what=What.LONG_GRAPH) if by_step is not None else None
+    return group._replace(what=WhyHeld.LONG_GRAPH) if by_step is not None else None
 
 
-def _long_graph(tape: Tape, rows: Rows, graph: frozenset[int]) -> Held | None:
+def _long_graph(tape: Tape, rows: Rows, graph: frozenset[int]) -> HeldGroup | None:
     """Return what the graph of the failing step keeps of several earlier steps: growth may not be measured yet."""
     earlier = (tape.step[rows] > 0) & (tape.step[rows] < tape.step[-1])
     back = [row for row in rows[earlier].tolist() if int(tape.address[row]) in graph and _is_computed(tape, row)]
     steps = len({int(tape.step[row]) for row in back})
-    group = _group(tape, What.LONG_GRAPH, "", back) if steps > 1 else None
+    group = _group(tape, WhyHeld.LONG_GRAPH, "", back) if steps > 1 else None
     return group and group._replace(blocks=steps, each=group.size // steps)
 
 
@@ -369,11 +382,11 @@ def _of_several_calls(tape: Tape, rows: list[int]) -> list[int]:
     return [row for row in rows if count[int(places[row])] >= _ALIKE]
 
 
-def _is_most(tape: Tape, group: Held, rows: list[int]) -> bool:
+def _is_most(tape: Tape, group: HeldGroup, rows: list[int]) -> bool:
     return 2 * bytes_of(tape, rows) > group.size
 
 
-def _with_holder(tape: Tape, group: Held, evidence: Evidence, held_by: list[list[int]]) -> Held:
+def _with_holder(tape: Tape, group: HeldGroup, evidence: Evidence, held_by: list[list[int]]) -> HeldGroup:
     """Return a group with the name of the variable that keeps most of it, if there is one."""
     for holder, rows in zip(evidence.holders, held_by, strict=True):
         if _is_most(tape, group, [row for row in rows if row in group.rows]):
@@ -381,17 +394,17 @@ def _with_holder(tape: Tape, group: Held, evidence: Evidence, held_by: list[list
     return group
 
 
-def _growing_by_step(tape: Tape, rows: Rows) -> Held | None:
-    found = leak(tape)
-    if found is None:
+def _growing_by_step(tape: Tape, rows: Rows) -> HeldGroup | None:
+    growth = leak(tape)
+    if growth is None:
         return None
-    line = user_line(tape.stacks[tape.stack[found.row]]) if tape.stack[found.row] >= 0 else ""
+    line = user_line(tape.stacks[tape.stack[growth.row]]) if tape.stack[growth.row] >= 0 else ""
     lines = np.array([*(user_line(stack) == line for stack in tape.stacks), not line])
     same = rows[
-        (tape.module[rows] == tape.module[found.row])
+        (tape.module[rows] == tape.module[growth.row])
         & lines[tape.stack[rows]]
         & (tape.step[rows] > 0)
         & (tape.step[rows] < tape.step[-1])
     ]
-    group = _group(tape, What.GROWS, "", [row for row in same.tolist() if tape.category[row] not in _LASTING])
-    return group._replace(each=found.bytes_per_step) if group is not None else None
+    group = _group(tape, WhyHeld.GROWS, "", [row for row in same.tolist() if tape.category[row] not in _LASTING])
+    return group._replace(each=growth.bytes_per_step) if group is not None else None

@@ -6,7 +6,7 @@ import enum
 from typing import NamedTuple
 
 
-class What(enum.StrEnum):
+class WhyHeld(enum.StrEnum):
     """Why a group of blocks is alive."""
 
     GROWS = "grows"
@@ -36,10 +36,10 @@ class What(enum.StrEnum):
     OTHER_CELL = "other cell"
 
 
-class Held(NamedTuple):
+class HeldGroup(NamedTuple):
     """Blocks that one change of the code gives back."""
 
-    what: What
+    what: WhyHeld
     holder: str
     """Variable, such as ``losses``, or several that hold the same; empty where no variable holds the blocks."""
     rows: tuple[int, ...]
@@ -48,7 +48,7 @@ class Held(NamedTuple):
     blocks: int
     """Blocks of the most frequent place: about as many calls are kept."""
     each: int
-    """Allocated bytes that one call or step adds, for `What.GROWS`."""
+    """Allocated bytes that one call or step adds, for `WhyHeld.GROWS`."""
     layer: str
     line: str
     """Layer and ``file:line`` that allocated the largest block."""

@@ -13,26 +13,26 @@ if TYPE_CHECKING:
     from memexplore.out_of_memory.value import PostMortem
 
 
-def html(found: PostMortem) -> str:
+def html(post_mortem: PostMortem) -> str:
     """Return the post-mortem as one element."""
-    first, *rest = found.sentences
+    first, *rest = post_mortem.sentences
     parts = [
-        f"<p><b>{'Out of memory. ' if found.request is not None else ''}{_with_code(first)}</b> "
+        f"<p><b>{'Out of memory. ' if post_mortem.request is not None else ''}{_with_code(first)}</b> "
         f"{_with_code(' '.join(rest))}</p>"
     ]
-    if found.suggestions:
+    if post_mortem.suggestions:
         items = "".join(
-            f"<li>{_with_code(each.text)}"
-            + (f" It saves {escape(size_text(each.frees))}." if each.frees else "")
-            + (" The request then fits (replayed)." if each.fits else "")
-            + (f"<br><code style='white-space:pre-wrap'>{escape(each.code)}</code>" if each.code else "")
+            f"<li>{_with_code(suggestion.text)}"
+            + (f" It saves {escape(size_text(suggestion.frees))}." if suggestion.frees else "")
+            + (" The request then fits (replayed)." if suggestion.fits else "")
+            + (f"<br><code style='white-space:pre-wrap'>{escape(suggestion.code)}</code>" if suggestion.code else "")
             + "</li>"
-            for each in found.suggestions
+            for suggestion in post_mortem.suggestions
         )
         parts.append(f"<p>What to change:</p><ol>{items}</ol>")
-    parts.append(_table("Who had the memory", who(found)))
-    parts.append(_table("Largest tensors", largest(found)))
-    if ended := search_ended(found):
+    parts.append(_table("Who had the memory", who(post_mortem)))
+    parts.append(_table("Largest tensors", largest(post_mortem)))
+    if ended := search_ended(post_mortem):
         parts.append(f"<p>{escape(ended)}.</p>")
     return f'<div class="memexplore-post-mortem">{"".join(parts)}</div>'
 

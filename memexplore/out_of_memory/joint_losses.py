@@ -1,4 +1,4 @@
-"""Losses that one backward pass sums, each with a graph of its own: traceback frames go in, a number comes out."""
+"""Count the losses that one backward pass sums, each with a graph of its own, from the frames of a traceback."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def losses_of(frames: Iterable[FrameType], end: float) -> int:
 
 
 def terms_until(frame: FrameType, offset: int) -> int:
-    """Return how many terms of a sum a statement has computed with calls, that of the failing call included; else 0.
+    """Return how many terms of a sum a statement has computed with calls; 0 where the failing call is in no sum.
 
-    `offset` is that of the instruction of the failing call.
+    The term of the failing call counts. `offset` is the position of the failing call's instruction.
     """
     positions = list(frame.f_code.co_positions())
     line, _, column, _ = positions[offset // 2] if offset // 2 < len(positions) else (None,) * 4
@@ -42,11 +42,11 @@ def terms_until(frame: FrameType, offset: int) -> int:
         tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))
     except SyntaxError:
         return 0
-    return max((_terms_at(each, (line, column)) for each in ast.walk(tree)), default=0)
+    return max((_terms_of_sum(node, (line, column)) for node in ast.walk(tree)), default=0)
 
 
-def _terms_at(node: ast.AST, place: tuple[int, int]) -> int:
-    """Return the terms with calls of a sum, if its last one is at a place."""
+def _terms_of_sum(node: ast.AST, place: tuple[int, int]) -> int:
+    """Return the number of terms with calls of a sum whose last term is at a place in the source, else 0."""
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add | ast.Sub):
         return 0
     right = node.right
@@ -60,11 +60,11 @@ def _terms_at(node: ast.AST, place: tuple[int, int]) -> int:
 
 
 def _calls(node: ast.AST) -> bool:
-    return any(isinstance(each, ast.Call) for each in ast.walk(node))
+    return any(isinstance(part, ast.Call) for part in ast.walk(node))
 
 
 def separate_losses(root: torch.Tensor, end: float) -> int:
-    """Return of how many losses a scalar is the sum, counting those that share more than weights as one.
+    """Return of how many losses a scalar is the sum; losses that share more than weights count as one.
 
     >>> weight = torch.ones(3, requires_grad=True)
     >>> separate_losses(weight.exp().sum() + weight.sin().sum() / 2, time.thread_time() + 1)
@@ -93,7 +93,7 @@ def separate_losses(root: torch.Tensor, end: float) -> int:
                 group[first_of(number)] = first_of(term_of[node])
             elif not node.name().endswith(_WEIGHT):
                 term_of[node] = number
-                waiting += [each for each, _ in node.next_functions if each is not None]
+                waiting += [input_node for input_node, _ in node.next_functions if input_node is not None]
     return len({first_of(number) for number in range(len(terms))})
 
 
@@ -104,7 +104,7 @@ def _terms(root: Any) -> list[Any]:
         node = waiting.pop()
         if node is None or node.name().endswith(_WEIGHT):
             continue
-        inputs = [each for each, _ in node.next_functions if each is not None]
+        inputs = [input_node for input_node, _ in node.next_functions if input_node is not None]
         if node.name() in _SUMS or (node.name() in _FACTORS and len(inputs) == 1):
             waiting += inputs
         else:

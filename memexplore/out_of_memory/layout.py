@@ -1,7 +1,7 @@
-"""The failure of a run that was not recorded: what the allocator holds now, as a tape that ends with the request.
+"""Make a tape of what the allocator holds now, for a failure that was not recorded; it ends with the failed request.
 
-In: the error. Out: a tape with the present blocks, on a real GPU with its history where somebody records it, else with
-the layout alone; categories and layers are those of the modules and optimizers that are alive.
+On a real GPU the tape has the allocator's history where somebody records it, else the layout alone. Categories and
+layers come from the modules and optimizers that are alive.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _of_real_gpu(device: torch.device) -> Tape:
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "present.pickle")
         DUMP_SNAPSHOT.value(path)
-        devices = {each.device: each for each in snapshot.read(path)}
+        devices = {recorded_device.device: recorded_device for recorded_device in snapshot.read(path)}
     meta = cuda.meta(device, versions(torch.__version__))
     recorded = devices.get(device.index or 0)
     if recorded is None:
@@ -105,15 +105,15 @@ def _with_owners(tape: Tape) -> Tape:
 def _owners() -> Iterator[tuple[int, tuple[Category, str]]]:
     """Yield address, category and layer of weights, buffers, gradients and optimizer states."""
     # The list of all objects must not have itself among its elements.
-    found = [each for each in gc.get_objects() if _is(each, torch.nn.Module) or _is(each, torch.optim.Optimizer)]
-    inner = {id(child) for each in found if _is(each, torch.nn.Module) for child in each.children()}
-    for each in found:
+    owners = [value for value in gc.get_objects() if _is(value, torch.nn.Module) or _is(value, torch.optim.Optimizer)]
+    inner = {id(child) for owner in owners if _is(owner, torch.nn.Module) for child in owner.children()}
+    for owner in owners:
         with contextlib.suppress(Exception):  # such as a module that a library replaced while it was walked
-            if _is(each, torch.nn.Module):
-                if id(each) not in inner:
-                    yield from _of_model(each)
+            if _is(owner, torch.nn.Module):
+                if id(owner) not in inner:
+                    yield from _of_model(owner)
             else:
-                yield from _of_optimizer(each)
+                yield from _of_optimizer(owner)
 
 
 def _is(value: Any, kind: type) -> bool:

@@ -1,4 +1,4 @@
-"""Variables that a suspended frame reads again: a code object and a position go in, names come out.
+"""Find the variables that a suspended frame reads again.
 
 A variable is read again if on some path from the position an instruction loads it before one stores it. The paths are
 those of the bytecode without exception handlers. IPython compiles each statement of a cell alone: the statements behind
@@ -56,13 +56,17 @@ def read_again(code: CodeType, offset: int) -> frozenset[str]:
     following, live = _live(instructions, at_end)
     # Caches stand between the instructions: the position may be inside one.
     number = _number_at(instructions, offset)
-    result = frozenset().union(*(live[each] for each in following[number])) if instructions else frozenset()
+    result = (
+        frozenset().union(*(live[following_number] for following_number in following[number]))
+        if instructions
+        else frozenset()
+    )
     inner = frozenset(code.co_cellvars) | frozenset(_inner_names(code))
     return result | inner | _iterated(instructions)
 
 
 def read_first(code: CodeType) -> frozenset[str]:
-    """Return the names that code may read before it stores them, and those that functions inside it read.
+    """Return the names that code may read before it stores them, and the names that functions inside it read.
 
     >>> sorted(read_first(compile("a = b; print(a)", "<cell>", "exec")))
     ['b', 'print']
@@ -78,7 +82,11 @@ def code_behind(code: CodeType) -> CodeType | None:
     """
     if code.co_name != "<module>":
         return None
-    starts = [(each[0], each[2]) for each in code.co_positions() if each[0] is not None and each[2] is not None]
+    starts = [
+        (position[0], position[2])
+        for position in code.co_positions()
+        if position[0] is not None and position[2] is not None
+    ]
     tree = _source_tree(code)
     if tree is None or not starts:
         return None
@@ -114,9 +122,9 @@ def on_stack(code: CodeType, offset: int) -> frozenset[str]:
     """
     instructions = list(dis.get_instructions(code))
     names: frozenset[str] = frozenset()
-    for each in reversed(instructions[: _number_at(instructions, offset) + 1]):
-        effect = _effect(each)
-        if effect.stores or each.opname in _STATEMENT_ENDS:
+    for instruction in reversed(instructions[: _number_at(instructions, offset) + 1]):
+        effect = _effect(instruction)
+        if effect.stores or instruction.opname in _STATEMENT_ENDS:
             break
         names |= effect.loads
     return names
@@ -153,13 +161,13 @@ def ahead(code: CodeType, offset: int) -> Ahead:
         if number in seen:
             continue
         seen.add(number)
-        each = instructions[number]
-        if each.opname in _RETURNS:
+        instruction = instructions[number]
+        if instruction.opname in _RETURNS:
             behind = Ahead.RETURNS if rest is None else ahead(rest, 0)
             if behind is Ahead.BACKWARD:
                 return behind
             result = behind if behind is Ahead.RETURNS else result
-        name = each.argval if each.opname.startswith("LOAD_") else None
+        name = instruction.argval if instruction.opname.startswith("LOAD_") else None
         if name in _DERIVATIVES:
             return Ahead.BACKWARD
         if name not in _MODES:
@@ -168,19 +176,19 @@ def ahead(code: CodeType, offset: int) -> Ahead:
 
 
 def _number_at(instructions: list[dis.Instruction], offset: int) -> int:
-    return max((number for number, each in enumerate(instructions) if each.offset <= offset), default=0)
+    return max((number for number, instruction in enumerate(instructions) if instruction.offset <= offset), default=0)
 
 
 def _live(instructions: list[dis.Instruction], at_end: frozenset[str]) -> tuple[list[list[int]], list[frozenset[str]]]:
     """Return the instructions that may follow each one, and the names that are read again from each one on."""
     following = _all_following(instructions)
-    effects = [_effect(each) for each in instructions]
+    effects = [_effect(instruction) for instruction in instructions]
     live: list[frozenset[str]] = [frozenset()] * len(instructions)
     changed = True
     while changed:
         changed = False
         for number in range(len(instructions) - 1, -1, -1):
-            after = frozenset().union(*(live[each] for each in following[number]))
+            after = frozenset().union(*(live[following_number] for following_number in following[number]))
             if instructions[number].opname in _RETURNS:
                 after = at_end
             before = _before(effects[number], after)
@@ -191,9 +199,15 @@ def _live(instructions: list[dis.Instruction], at_end: frozenset[str]) -> tuple[
 
 def _iterated(instructions: list[dis.Instruction]) -> frozenset[str]:
     """Return the names on the lines that begin a loop: the iterator, which is no variable, holds what they held."""
-    lines = {each.positions.lineno for each in instructions if each.opname == "GET_ITER" and each.positions}
+    lines = {
+        instruction.positions.lineno
+        for instruction in instructions
+        if instruction.opname == "GET_ITER" and instruction.positions
+    }
     on_lines = (
-        _effect(each).loads for each in instructions if each.positions is not None and each.positions.lineno in lines
+        _effect(instruction).loads
+        for instruction in instructions
+        if instruction.positions is not None and instruction.positions.lineno in lines
     )
     return frozenset().union(*on_lines)
 
@@ -205,26 +219,26 @@ def _before(effect: _Effect, after: frozenset[str]) -> frozenset[str]:
 
 
 def _all_following(instructions: list[dis.Instruction]) -> list[list[int]]:
-    at = {each.offset: number for number, each in enumerate(instructions)}
+    at = {instruction.offset: number for number, instruction in enumerate(instructions)}
     return [list(_following(instructions, number, at)) for number in range(len(instructions))]
 
 
 def _following(instructions: list[dis.Instruction], number: int, at: dict[int, int]) -> Iterator[int]:
-    each = instructions[number]
-    if each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
-        target = at.get(each.argval)
+    instruction = instructions[number]
+    if instruction.opcode in dis.hasjrel or instruction.opcode in dis.hasjabs:
+        target = at.get(instruction.argval)
         if target is not None:
             yield target
-    if each.opname not in _ENDS and each.opname not in _ALWAYS and number + 1 < len(instructions):
+    if instruction.opname not in _ENDS and instruction.opname not in _ALWAYS and number + 1 < len(instructions):
         yield number + 1
 
 
-def _effect(each: dis.Instruction) -> _Effect:
+def _effect(instruction: dis.Instruction) -> _Effect:
     """Return what an instruction loads and stores; `LOAD_FAST_LOAD_FAST` and `STORE_FAST_LOAD_FAST` do two things."""
-    name = each.opname
+    name = instruction.opname
     if not any(scope in name for scope in _SCOPES):
         return _Effect(frozenset(), frozenset(), False)
-    names = each.argval if isinstance(each.argval, tuple) else (each.argval,)
+    names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
     parts = [part for part in name.split("_") if part in ("LOAD", "STORE", "DELETE")]
     if not parts:
         return _Effect(frozenset(), frozenset(), False)
@@ -243,7 +257,7 @@ def _inner_names(code: CodeType) -> Iterator[str]:
 
 
 def names_of_functions(codes: list[CodeType], names: Mapping[str, Any]) -> frozenset[str]:
-    """Return the names that the functions and classes read which `codes[0]` names, and those that they name in turn.
+    """Return the names read by the functions and classes that `codes[0]` names, and by those that they name in turn.
 
     `codes[1:]` are functions that run. Only code of the user is followed.
 
@@ -254,15 +268,15 @@ def names_of_functions(codes: list[CodeType], names: Mapping[str, Any]) -> froze
     """
     result: set[str] = set()
     seen: set[CodeType] = set()
-    waiting = [each for name in codes[0].co_names for each in _codes(names.get(name))] + codes[1:]
+    waiting = [code for name in codes[0].co_names for code in _codes(names.get(name))] + codes[1:]
     while waiting:
         code = waiting.pop()
         if code in seen:
             continue
         seen.add(code)
-        found = {*code.co_names, *_inner_names(code)}
-        result |= found
-        waiting += [each for name in found for each in _codes(names.get(name))]
+        read = {*code.co_names, *_inner_names(code)}
+        result |= read
+        waiting += [code for name in read for code in _codes(names.get(name))]
     return frozenset(result)
 
 
@@ -272,5 +286,5 @@ def _codes(value: Any) -> list[CodeType]:
     if issubclass(type(value), FunctionType):
         return [value.__code__] if is_users(value.__code__.co_filename) else []
     kind = value if issubclass(type(value), type) else type(value)
-    methods = (each.__code__ for each in vars(kind).values() if isinstance(each, FunctionType))
+    methods = (method.__code__ for method in vars(kind).values() if isinstance(method, FunctionType))
     return [code for code in methods if is_users(code.co_filename)]

@@ -1,4 +1,4 @@
-"""PyTorch's text of an out-of-memory error: the text goes in, its sizes in bytes come out."""
+"""Read the sizes in PyTorch's text of an out-of-memory error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lowers the need of a step that asks for too much memory: a tape and the evidence go in, suggestions come out."""
+"""Suggest what lowers the need of a step that asks for too much memory."""
 
 from __future__ import annotations
 
@@ -33,10 +33,12 @@ def of_need(tape: Tape, evidence: Evidence | None) -> list[Suggestion]:
     foreach = _foreach(tape, rows)
     less = _less_of_model(tape, rows, evidence.state if evidence is not None else State.UNKNOWN)
     updates = tape.phase[last] == Phase.OPTIMIZER
-    result = [each for each in (foreach, less if updates and foreach is None else None) if each is not None]
+    result = [
+        suggestion for suggestion in (foreach, less if updates and foreach is None else None) if suggestion is not None
+    ]
     layer = _dominating(tape, rows, sizes)
     longer = concatenated.again(tape)
-    whole = [longer] if longer is not None else concatenated.at_last(tape, rows, evidence)
+    of_concatenation = [longer] if longer is not None else concatenated.at_last(tape, rows, evidence)
     result[:0] = filter(None, (_waiting_inputs(tape, rows, sizes), layer))
     of_batch = _of_batch(tape, rows)
     smaller = (
@@ -47,36 +49,40 @@ def of_need(tape: Tape, evidence: Evidence | None) -> list[Suggestion]:
     # Parts of a whole are as much with smaller batches, only more of them.
     by_size = [
         (0 if idle is None else 2 * idle.frees, idle),
-        (of_batch + int(tape.size[last]) * (not updates), None if whole else smaller),
+        (of_batch + int(tape.size[last]) * (not updates), None if of_concatenation else smaller),
         (of_model - (0 if idle is None else 2 * idle.frees), less),
     ]
-    of_size = [(size, each) for size, each in sorted(by_size, key=lambda item: -item[0]) if size and each is not None]
+    of_size = [
+        (size, suggestion)
+        for size, suggestion in sorted(by_size, key=lambda item: -item[0])
+        if size and suggestion is not None
+    ]
     least = _WORTH * (sizes.sum() + int(tape.size[last]))
-    worth = [each for size, each in of_size if size >= least]
-    if not (worth or result or whole):
-        worth = [each for _, each in of_size]
-    result += [each for each in worth if each not in result]
+    worth = [suggestion for size, suggestion in of_size if size >= least]
+    if not (worth or result or of_concatenation):
+        worth = [suggestion for _, suggestion in of_size]
+    result += [suggestion for suggestion in worth if suggestion not in result]
     joint = [_EACH_LOSS] if evidence is not None and evidence.losses > 1 and _is_of_several_passes(tape) else []
-    return [*whole, *joint, *result]
+    return [*of_concatenation, *joint, *result]
 
 
 def _of_untrained(tape: Tape, rows: Rows, evidence: Evidence | None) -> Suggestion | None:
     """Return the suggestion for the weights of models that are not trained, if they are not little."""
-    found = evidence.untrained if evidence is not None else None
-    if found is None:
+    models = evidence.untrained if evidence is not None else None
+    if models is None:
         return None
     sizes = block_bytes(tape)[rows]
-    size = int(sizes[np.isin(tape.address[rows], list(found.addresses))].sum())
+    size = int(sizes[np.isin(tape.address[rows], list(models.addresses))].sum())
     if size < _LITTLE * sizes.sum():
         return None
-    names = found.name.replace(", ", "`, `")
+    names = models.name.replace(", ", "`, `")
     whose = f"of `{names}`, which no optimizer trains," if names else "of models that no optimizer trains"
     text = f"Keep the weights {whose} in 16 bits, unless the program changes them itself, as for a moving average."
-    each = 'with torch.autocast("cuda", torch.bfloat16): around its call'
-    code = f"{found.name}.to(torch.bfloat16)  # and {each}"
-    if not names or ", " in found.name:
-        models = f"({found.name})" if names else "models"
-        code = f"for each in {models}:\n    each.to(torch.bfloat16)  # and {each}"
+    call_text = 'with torch.autocast("cuda", torch.bfloat16): around its call'
+    code = f"{models.name}.to(torch.bfloat16)  # and {call_text}"
+    if not names or ", " in models.name:
+        models_text = f"({models.name})" if names else "models"
+        code = f"for each in {models_text}:\n    each.to(torch.bfloat16)  # and {call_text}"
     return Suggestion(text, code, size // 2, False)
 
 
@@ -159,7 +165,7 @@ def _smaller_batch(tape: Tape, rows: Rows) -> Suggestion:
 
 
 def _waiting_inputs(tape: Tape, rows: Rows, sizes: Rows) -> Suggestion | None:
-    """Return the suggestion for data of which the most waits on the GPU to be used: several tensors of one line."""
+    """Return the suggestion for data that mostly waits on the GPU to be used: several tensors of one line."""
     outside = (tape.module[rows] < 0) & (tape.phase[rows] == Phase.OTHER)
     copied = np.array([*(op in OF_DATA for op in tape.ops), False])[tape.op[rows]]
     chosen, bytes_chosen = rows[outside & copied], sizes[outside & copied]
@@ -175,17 +181,17 @@ def _waiting_inputs(tape: Tape, rows: Rows, sizes: Rows) -> Suggestion | None:
     if len(waiting) >= ALIKE:
         text = f"Keep the data on the CPU, and move each batch when it is used: {len(waiting)} tensors of {line} wait."
         return Suggestion(text, "for batch in batches: batch = batch.cuda()", int(waiting.sum() - waiting.max()), False)
-    whole = int(chosen[of_line == largest][np.argmax(waiting)])
-    if not _is_used_in_parts(tape, rows, whole):
+    row_of_data = int(chosen[of_line == largest][np.argmax(waiting)])
+    if not _is_used_in_parts(tape, rows, row_of_data):
         return None
     text = f"Keep the data on the CPU, and move each batch when it is used: the tensor of {line} has all of it."
     return Suggestion(text, "batch = data[first:last].cuda()", int(waiting.max()), False)
 
 
-def _is_used_in_parts(tape: Tape, rows: Rows, whole: int) -> bool:
+def _is_used_in_parts(tape: Tape, rows: Rows, row_of_data: int) -> bool:
     """Return whether what the layers have made has fewer rows than a tensor of data, so that they see a part of it."""
     made = rows[(tape.module[rows] >= 0) & np.isin(tape.category[rows], (Category.ACTIVATION, Category.TEMPORARY))]
-    texts = [tape.tensor_texts[number] for number in tape.tensor[[whole, *made]] if number >= 0]
+    texts = [tape.tensor_texts[number] for number in tape.tensor[[row_of_data, *made]] if number >= 0]
     firsts = [shape[0] for text in texts if (shape := shape_of(text))]
     return len(firsts) > 1 and max(firsts[1:]) < firsts[0]
 
@@ -216,9 +222,17 @@ def _of_ended_calls(tape: Tape, rows: Rows) -> Rows:
     same = (tape.op == tape.op[last]) & (tape.module == tape.module[last]) & (tape.action == Action.ALLOC)
     before = int(np.flatnonzero(same)[-1]) if same.any() else -1
     name = tape.modules[tape.module[last]] if tape.module[last] >= 0 else ""
-    running = [number for number, each in enumerate(tape.modules) if name == each or name.startswith(f"{each}.")]
+    running = [
+        number
+        for number, module_name in enumerate(tape.modules)
+        if name == module_name or name.startswith(f"{module_name}.")
+    ]
     # The outermost module has the name of its class.
-    running += [number for number, each in enumerate(tape.classes) if tape.modules[number].partition("#")[0] == each]
+    running += [
+        number
+        for number, module_name in enumerate(tape.classes)
+        if tape.modules[number].partition("#")[0] == module_name
+    ]
     return rows[~np.isin(tape.module[rows], running) | (rows <= before)]
 
 

@@ -1,4 +1,4 @@
-"""The optimizer's state that a failed update has still to allocate: an optimizer goes in, bytes come out."""
+"""Compute how many bytes of optimizer state a failed update has still to allocate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other processes of a GPU as text: their numbers and bytes go in, the largest of them come out."""
+"""Name the largest other processes of a GPU, with their bytes, as text."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def named_processes(processes: Iterable[tuple[int, int]]) -> str:
     >>> named_processes([(812, 9 << 30), (7, 1 << 30), (8, 3 << 30), (9, 2 << 30)])
     '812 (9.00 GiB), 8 (3.00 GiB), 9 (2.00 GiB)'
     """
-    largest = sorted(processes, key=lambda each: -each[1])[:MOST_PROCESSES]
+    largest = sorted(processes, key=lambda process: -process[1])[:MOST_PROCESSES]
     return ", ".join(f"{process} ({size_text(size)})" for process, size in largest)

@@ -1,4 +1,4 @@
-"""Tensors that are reached from a value: a value goes in, addresses of their memory on the device come out.
+"""Find the tensors that a value reaches, as addresses of their memory on the device.
 
 The walk goes through containers, attributes, also those of the user's classes, closures, tracebacks and the graphs that
 autograd keeps. It ends after a given time.
@@ -133,9 +133,9 @@ def models_of(variables: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, torch
         if isinstance(value, torch.nn.Module):
             yield name, value
         elif isinstance(own := getattr(value, "__dict__", None), dict | types.MappingProxyType):
-            for attribute, each in list(own.items()):
-                if is_readable(each) and isinstance(each, torch.nn.Module):
-                    yield f"{name}.{attribute}", each
+            for attribute, module in list(own.items()):
+                if is_readable(module) and isinstance(module, torch.nn.Module):
+                    yield f"{name}.{attribute}", module
 
 
 def _inside(value: Any, path: str, in_graph: bool) -> Iterator[tuple[Any, str, bool]]:
@@ -143,13 +143,13 @@ def _inside(value: Any, path: str, in_graph: bool) -> Iterator[tuple[Any, str, b
     if isinstance(value, torch.Tensor):
         yield from _behind_tensor(value, path, in_graph)
     elif is_node(value):
-        yield from ((each, path, True) for each, _ in value.next_functions if each is not None)
-        yield from ((each, path, True) for each in saved_values(value))
-        yield from ((each, path, True) for each in getattr(value, "__dict__", {}).values())
+        yield from ((inner, path, True) for inner, _ in value.next_functions if inner is not None)
+        yield from ((inner, path, True) for inner in saved_values(value))
+        yield from ((inner, path, True) for inner in getattr(value, "__dict__", {}).values())
     elif isinstance(value, Mapping):
-        yield from ((each, f"{path}[{_key(key)}]", in_graph) for key, each in _items(value))
+        yield from ((inner, f"{path}[{_key(key)}]", in_graph) for key, inner in _items(value))
     elif isinstance(value, _SEQUENCES):
-        yield from ((each, f"{path}[{number}]", in_graph) for number, each in enumerate(_bounded(value)))
+        yield from ((inner, f"{path}[{number}]", in_graph) for number, inner in enumerate(_bounded(value)))
     elif isinstance(value, types.TracebackType):
         # What runs the user's code, such as IPython, reaches everything.
         while value is not None and not is_users(value.tb_frame.f_code.co_filename):
@@ -163,9 +163,9 @@ def _inside(value: Any, path: str, in_graph: bool) -> Iterator[tuple[Any, str, b
         if value.gi_frame is not None:
             yield from locals_of(value.gi_frame, path, in_graph)
     elif isinstance(value, _FUNCTIONS):
-        yield from ((each, path, in_graph) for each in _of_function(value))
+        yield from ((inner, path, in_graph) for inner in _of_function(value))
     elif isinstance(value, type):
-        yield from ((each, f"{path}.{name}", in_graph) for name, each in list(vars(value).items()))
+        yield from ((inner, f"{path}.{name}", in_graph) for name, inner in list(vars(value).items()))
     else:
         if isinstance(value, BaseException):
             yield value.__traceback__, f"{path}.__traceback__", in_graph
@@ -180,28 +180,28 @@ def _behind_tensor(tensor: torch.Tensor, path: str, in_graph: bool) -> Iterator[
         yield node, path, True
     if tensor.is_leaf and tensor.grad is not None:
         yield tensor.grad, f"{path}.grad", in_graph
-    yield from ((each, f"{path}.{name}", in_graph) for name, each in vars(tensor).items())
+    yield from ((inner, f"{path}.{name}", in_graph) for name, inner in vars(tensor).items())
 
 
 def _attributes(value: Any, path: str, in_graph: bool) -> Iterator[tuple[Any, str, bool]]:
     attributes = getattr(value, "__dict__", None)
     if isinstance(attributes, dict):
-        yield from ((each, f"{path}.{name}", in_graph) for name, each in list(attributes.items()))
+        yield from ((inner, f"{path}.{name}", in_graph) for name, inner in list(attributes.items()))
         if isinstance(value, torch.nn.Module):
-            # Last, and so the first to be visited: their names are shorter than those of the tables they are in.
-            yield from ((each, f"{path}.{name}", in_graph) for name, each in value.named_children())
-            yield from ((each, f"{path}.{name}", in_graph) for name, each in value.named_buffers(recurse=False))
-            yield from ((each, f"{path}.{name}", in_graph) for name, each in value.named_parameters(recurse=False))
+            # Last, and so the first to be visited: their names are shorter than the names of the tables they are in.
+            yield from ((inner, f"{path}.{name}", in_graph) for name, inner in value.named_children())
+            yield from ((inner, f"{path}.{name}", in_graph) for name, inner in value.named_buffers(recurse=False))
+            yield from ((inner, f"{path}.{name}", in_graph) for name, inner in value.named_parameters(recurse=False))
     for kind in type(value).__mro__:
         yield kind, path, in_graph
         for name in _slots(kind):
-            each = getattr(value, name, None)
-            yield each, f"{path}.{name}", in_graph
+            inner = getattr(value, name, None)
+            yield inner, f"{path}.{name}", in_graph
 
 
 @functools.lru_cache(maxsize=4096)
 def _slots(kind: type) -> tuple[str, ...]:
-    """Return the slots of a class of the user; those of other classes may compute what they return."""
+    """Return the slots of a class of the user; slots of other classes may compute what they return."""
     names = vars(kind).get("__slots__", ())
     names = (names,) if isinstance(names, str) else tuple(names)
     return tuple(

@@ -1,6 +1,6 @@
-"""Memory that a failed cell still holds, given back: the frames of errors, leftovers of libraries, cached blocks.
+"""Give back what a failed cell still holds: the frames of errors, leftovers of libraries, cached blocks.
 
-In: the errors that are kept. Out: what came back, in bytes. Variables of the user stay as they are.
+Variables of the user stay as they are.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def release(errors: Iterable[BaseException | None], drop: Callable[[], object] |
 
 def last_errors() -> list[BaseException]:
     """Return the errors that Python keeps for `pdb.pm()`."""
-    found = [getattr(sys, name, None) for name in ("last_exc", "last_value")]
-    return [error for error in found if isinstance(error, BaseException)]
+    errors = [getattr(sys, name, None) for name in ("last_exc", "last_value")]
+    return [error for error in errors if isinstance(error, BaseException)]
 
 
 def _held() -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What to change: a finding goes in, changes of the code come out, the one that cures the cause first."""
+"""Suggest changes of the code, the change that cures the cause first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from memexplore.out_of_memory.cause import Cause, Finding
 from memexplore.out_of_memory.counterfactual import alive
 from memexplore.out_of_memory.evidence_types import Evidence
 from memexplore.out_of_memory.held import LAST_ERROR
-from memexplore.out_of_memory.held_types import Held, What
+from memexplore.out_of_memory.held_types import HeldGroup, WhyHeld
 from memexplore.out_of_memory.needs import of_need
 from memexplore.out_of_memory.processes import MOST_PROCESSES, named_processes
 from memexplore.out_of_memory.suggestion import Suggestion
@@ -19,26 +19,26 @@ _LITTLE = 0.01
 """Share of the allocated bytes below which what is held is not worth a change."""
 
 
-def suggestions(tape: Tape, found: Finding, evidence: Evidence | None) -> tuple[Suggestion, ...]:
+def suggestions(tape: Tape, finding: Finding, evidence: Evidence | None) -> tuple[Suggestion, ...]:
     """Return what to change, the change that cures the cause first."""
     result: list[Suggestion] = []
-    if found.cause is Cause.FRAGMENTATION:
+    if finding.cause is Cause.FRAGMENTATION:
         result += [_EXPANDABLE, *of_need(tape, evidence)]
-    if found.cause is Cause.ANOTHER_PROCESS:
-        result.append(_other_process(found))
-    cures = found.cause in (Cause.LEAK, Cause.HELD)
+    if finding.cause is Cause.ANOTHER_PROCESS:
+        result.append(_other_process(finding))
+    cures = finding.cause in (Cause.LEAK, Cause.HELD)
     least = _LITTLE * block_bytes(tape)[alive(tape)].sum()
-    groups = [each for number, each in enumerate(found.held) if each.size >= least or (cures and not number)]
-    result += [_of_group(tape, group)._replace(fits=cures and group.rows == found.held[0].rows) for group in groups]
-    if found.cause is Cause.TOO_MUCH:
+    groups = [group for number, group in enumerate(finding.held) if group.size >= least or (cures and not number)]
+    result += [_of_group(tape, group)._replace(fits=cures and group.rows == finding.held[0].rows) for group in groups]
+    if finding.cause is Cause.TOO_MUCH:
         result = [*of_need(tape, evidence), *result]
-        if found.fits_expandable:
+        if finding.fits_expandable:
             result.append(_EXPANDABLE)
-    if found.fits_without_limit and found.cause is not Cause.LEAK:
-        result.insert(0 if found.cause is Cause.TOO_MUCH else len(result), _higher_limit(tape))
+    if finding.fits_without_limit and finding.cause is not Cause.LEAK:
+        result.insert(0 if finding.cause is Cause.TOO_MUCH else len(result), _higher_limit(tape))
     kept: dict[str, Suggestion] = {}
-    for each in result:
-        kept.setdefault(each.text, each)
+    for suggestion in result:
+        kept.setdefault(suggestion.text, suggestion)
     return tuple(kept.values())
 
 
@@ -62,19 +62,19 @@ def _higher_limit(tape: Tape) -> Suggestion:
     return Suggestion(text, code, 0, True)
 
 
-def _other_process(found: Finding) -> Suggestion:
-    count, names = len(found.processes), named_processes(found.processes)
+def _other_process(finding: Finding) -> Suggestion:
+    count, names = len(finding.processes), named_processes(finding.processes)
     if count > MOST_PROCESSES:
         who = f"some of the {count} other processes, the largest of which are {names},"
     else:
         who = f"process {names}" if count == 1 else f"the processes {names}" if names else "other processes"
     return Suggestion(
-        f"End {who} on this GPU, or use another GPU: nvidia-smi lists the processes.", "", found.others, True
+        f"End {who} on this GPU, or use another GPU: nvidia-smi lists the processes.", "", finding.others, True
     )
 
 
-def _of_group(tape: Tape, group: Held) -> Suggestion:
-    variables = ", ".join(each for each in group.holder.split(", ") if each != LAST_ERROR) or group.holder
+def _of_group(tape: Tape, group: HeldGroup) -> Suggestion:
+    variables = ", ".join(variable for variable in group.holder.split(", ") if variable != LAST_ERROR) or group.holder
     if variables != group.holder:
         alone = _of_group(tape, group._replace(holder=variables))
         text = f"{alone.text} The frames of the earlier error hold it too: free both."
@@ -82,55 +82,55 @@ def _of_group(tape: Tape, group: Held) -> Suggestion:
     names = group.holder.replace(", ", "`, `")
     loss = "loss" if group.is_container else group.holder.split(", ")[0]
     text, code = {
-        What.GROWS: _of_growing(group),
-        What.SUMMED_GRAPHS: (
+        WhyHeld.GROWS: _of_growing(group),
+        WhyHeld.SUMMED_GRAPHS: (
             "Call backward on each loss instead of once on all of them: gradients add up, and each graph is freed. "
             f"Keep numbers (`.item()`) in `{names}`.",
             "loss.backward()  # in the loop, instead of one backward pass at its end",
         ),
-        What.LONG_GRAPH: (
+        WhyHeld.LONG_GRAPH: (
             "Detach what a step takes over from the step before, such as a hidden state: its graph reaches back over "
             "all of them.",
             "hidden = hidden.detach()",
         ),
-        What.EARLIER_GRAPH: (
+        WhyHeld.EARLIER_GRAPH: (
             f"Let go of the graph of `{names}` before the next forward pass: call backward on it first, or delete it.",
             f"{loss}.backward()  # or: del {group.holder}",
         ),
-        What.JOINT_LOSS: (
+        WhyHeld.JOINT_LOSS: (
             f"Call backward on `{names}`, times its weight, as soon as it is computed, and add only its value to the "
             "sum: gradients add up from zero_grad on, and its graph is freed before the next forward pass.",
             f"{loss}.backward(); {loss} = {loss}.detach()",
         ),
-        What.RETAINED_GRAPH: (
+        WhyHeld.RETAINED_GRAPH: (
             f"Call backward without retain_graph=True, or delete `{names}` before the next forward pass.",
             f"{loss}.backward()",
         ),
-        What.STALE_GRADIENTS: (
+        WhyHeld.STALE_GRADIENTS: (
             "Set the gradients to None before the forward pass, not after it.",
             "optimizer.zero_grad(set_to_none=True)",
         ),
-        What.CAST_WEIGHTS: (
+        WhyHeld.CAST_WEIGHTS: (
             "Keep no copies of the weights: switch autocast's cache off, or load the model in 16 bits.",
             'with torch.autocast("cuda", cache_enabled=False):\n    output = model(batch)',
         ),
-        What.NO_BACKWARD: (
+        WhyHeld.NO_BACKWARD: (
             "Evaluate without a graph: no backward pass follows.",
             "with torch.no_grad():\n    output = model(batch)",
         ),
-        What.NO_UPDATE: _of_idle(group, names),
-        What.OLD_VALUE: (f"Delete `{names}` before this line: no later line reads it.", f"del {group.holder}"),
-        What.OUTPUT: (
+        WhyHeld.NO_UPDATE: _of_idle(group, names),
+        WhyHeld.OLD_VALUE: (f"Delete `{names}` before this line: no later line reads it.", f"del {group.holder}"),
+        WhyHeld.OUTPUT: (
             f"Drop the notebook's output `{names}`, and end such a cell with a semicolon or assign its value.",
             "%memoom free --out",
         ),
-        What.LAST_ERROR: ("Free what the frames of the earlier error hold.", "%memoom free"),
-        What.OTHER_CELL: _of_other_cell(tape, group, names),
+        WhyHeld.LAST_ERROR: ("Free what the frames of the earlier error hold.", "%memoom free"),
+        WhyHeld.OTHER_CELL: _of_other_cell(tape, group, names),
     }[group.what]
     return Suggestion(text, code, group.size, False)
 
 
-def _of_other_cell(tape: Tape, group: Held, names: str) -> tuple[str, str]:
+def _of_other_cell(tape: Tape, group: HeldGroup, names: str) -> tuple[str, str]:
     holder = group.holder
     optimizer = holder.removesuffix(".state")
     if optimizer != holder and (tape.category[list(group.rows)] == Category.OPTIMIZER_STATE).all():
@@ -141,7 +141,7 @@ def _of_other_cell(tape: Tape, group: Held, names: str) -> tuple[str, str]:
     return f"Delete `{names}` if it is not used any more: this cell does not use it.", f"del {holder}"
 
 
-def _of_idle(group: Held, names: str) -> tuple[str, str]:
+def _of_idle(group: HeldGroup, names: str) -> tuple[str, str]:
     """Return the change for weights that no optimizer updates: frozen, a graph leads to them no longer."""
     if not group.holder:
         return (
@@ -160,7 +160,7 @@ def _of_idle(group: Held, names: str) -> tuple[str, str]:
     return text, f"{group.holder}.requires_grad_(False)  # or: with torch.no_grad(): around its call"
 
 
-def _of_growing(group: Held) -> tuple[str, str]:
+def _of_growing(group: HeldGroup) -> tuple[str, str]:
     name = group.holder.replace(", ", "`, `")
     if not name:
         return "Keep no tensors from step to step: store numbers (`.item()`), or copies without a graph on the CPU.", ""

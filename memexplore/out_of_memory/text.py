@@ -15,52 +15,52 @@ if TYPE_CHECKING:
 _ROWS = 8
 
 
-def search_ended(found: PostMortem) -> str:
+def search_ended(post_mortem: PostMortem) -> str:
     """Return why the search for holders did not find all, empty if it came to its end."""
-    if found.search_error:
-        return f"The search for holders could not read all objects: {found.search_error}"
-    return "" if found.complete else "The search for holders was ended after its time"
+    if post_mortem.search_error:
+        return f"The search for holders could not read all objects: {post_mortem.search_error}"
+    return "" if post_mortem.complete else "The search for holders was ended after its time"
 
 
-def text(found: PostMortem) -> str:
+def text(post_mortem: PostMortem) -> str:
     """Return the sentences, who had the memory, and what to change."""
-    lines = ["Out of memory" if found.request is not None else "Layout of memory", *found.sentences]
-    for title, table in (("Who had the memory", who(found)), ("Largest tensors", largest(found))):
+    lines = ["Out of memory" if post_mortem.request is not None else "Layout of memory", *post_mortem.sentences]
+    for title, table in (("Who had the memory", who(post_mortem)), ("Largest tensors", largest(post_mortem))):
         if table:
             lines += ["", f"{title}:", *_aligned(table)]
-    if ended := search_ended(found):
+    if ended := search_ended(post_mortem):
         lines.append(f"  ({ended[0].lower()}{ended[1:]})")
-    if found.suggestions:
+    if post_mortem.suggestions:
         lines += ["", "What to change:"]
-        for number, each in enumerate(found.suggestions, 1):
-            frees = f" It saves {size_text(each.frees)}." if each.frees else ""
-            fits = " The request then fits (replayed)." if each.fits else ""
-            lines.append(f"  {number}. {each.text}{frees}{fits}")
-            if each.code:
-                lines += [f"     {line}" for line in each.code.splitlines()]
+        for number, suggestion in enumerate(post_mortem.suggestions, 1):
+            frees = f" It saves {size_text(suggestion.frees)}." if suggestion.frees else ""
+            fits = " The request then fits (replayed)." if suggestion.fits else ""
+            lines.append(f"  {number}. {suggestion.text}{frees}{fits}")
+            if suggestion.code:
+                lines += [f"     {line}" for line in suggestion.code.splitlines()]
     return "\n".join(lines)
 
 
-def who(found: PostMortem) -> list[tuple[str, ...]]:
+def who(post_mortem: PostMortem) -> list[tuple[str, ...]]:
     """Return size, share and name of each category, then of what nothing needs and of the holders."""
-    allocated = max(found.memory.allocated, 1)
+    allocated = max(post_mortem.memory.allocated, 1)
 
     def row(name: str, size: int) -> tuple[str, ...]:
         return size_text(size), f"{size / allocated * 100:.0f} %", name
 
-    rows = [row(kind, size) for kind, size in found.by_category]
-    named = {group.holder for group in found.held}
-    for group in found.held[:_ROWS]:
+    rows = [row(kind, size) for kind, size in post_mortem.by_category]
+    named = {group.holder for group in post_mortem.held}
+    for group in post_mortem.held[:_ROWS]:
         holder = f" in {group.holder}" if group.holder else ""
         line = f", {place(group.line).text}" if group.line else ""
         rows.append(row(f"not needed: {group.what.value}{holder}{line}", group.size))
-    others = [each for each in found.holders[:_ROWS] if each.name not in named]
-    return rows + [row(f"held by {each.name} ({each.use.value})", each.size) for each in others]
+    others = [holder for holder in post_mortem.holders[:_ROWS] if holder.name not in named]
+    return rows + [row(f"held by {holder.name} ({holder.use.value})", holder.size) for holder in others]
 
 
-def largest(found: PostMortem) -> list[tuple[str, ...]]:
+def largest(post_mortem: PostMortem) -> list[tuple[str, ...]]:
     """Return the largest tensors that were alive: size, category, tensor, layer and line."""
-    table = tables.tensors(found.tape, len(found.tape) - 1, _ROWS)
+    table = tables.tensors(post_mortem.tape, len(post_mortem.tape) - 1, _ROWS)
     return [
         (
             size_text(size),

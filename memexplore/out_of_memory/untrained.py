@@ -1,4 +1,4 @@
-"""Models on the GPU that no optimizer trains, such as a teacher: reached objects go in, their weights come out."""
+"""Find the models on the GPU that no optimizer trains, such as a teacher."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from memexplore.out_of_memory.evidence_types import Holder, Use
+from memexplore.out_of_memory.evidence_types import Holder, VariableUse
 from memexplore.out_of_memory.reach import address_of, models_of
 from memexplore.out_of_memory.updates import optimizers_in
 
@@ -22,26 +22,31 @@ def untrained(objects: list[Any], variables: Iterable[tuple[str, Any]]) -> Holde
     a frozen part of a trained model does not count: the layers around it need its results in their own precision.
     """
     updated = {
-        id(weight) for each in optimizers_in(objects) for group in each.param_groups for weight in group["params"]
+        id(weight)
+        for optimizer in optimizers_in(objects)
+        for group in optimizer.param_groups
+        for weight in group["params"]
     }
 
     def is_trained(weight: torch.Tensor) -> bool:
         return id(weight) in updated or (weight.requires_grad and not updated)
 
-    modules = [each for each in objects if isinstance(each, torch.nn.Module)]
-    trained = [each for each in modules if any(map(is_trained, each.parameters()))]
-    inner = {id(part) for each in trained for part in each.modules()}
+    modules = [module for module in objects if isinstance(module, torch.nn.Module)]
+    trained = [module for module in modules if any(map(is_trained, module.parameters()))]
+    inner = {id(part) for module in trained for part in module.modules()}
     sizes: dict[int, int] = {}
     names: list[str] = []
     for name, model in models_of(variables):
         if id(model) in inner:
             continue
-        weights = [address_of(each) for each in model.parameters() if each.dtype is torch.float32 and each.is_cuda]
-        found = {address: size for address, size in weights if address and address not in sizes}
-        if found:
-            sizes |= found
+        weights = [
+            address_of(weight) for weight in model.parameters() if weight.dtype is torch.float32 and weight.is_cuda
+        ]
+        new = {address: size for address, size in weights if address and address not in sizes}
+        if new:
+            sizes |= new
             names.append(name)
     if not sizes:
         return None
     label = ", ".join(names) if len(names) <= _MOST_NAMES else ""
-    return Holder(label, Use.NOT_TRAINED, frozenset(sizes), frozenset(), sum(sizes.values()), len(sizes), True)
+    return Holder(label, VariableUse.NOT_TRAINED, frozenset(sizes), frozenset(), sum(sizes.values()), len(sizes), True)

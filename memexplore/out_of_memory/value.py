@@ -1,6 +1,6 @@
-"""The post-mortem of a run out of memory: a tape and what the live process knows go in, a `PostMortem` comes out.
+"""Make the post-mortem of a run out of memory, from its tape and what the live process knows.
 
-It is made of numbers and texts alone, so it needs no GPU memory and keeps none.
+A `PostMortem` is made of numbers and texts alone, so it needs no GPU memory and keeps none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from memexplore.analysis.verdict import failed_request
 from memexplore.out_of_memory.cause import Cause, Finding, finding
 from memexplore.out_of_memory.evidence_types import Evidence, Holder
 from memexplore.out_of_memory.failure import with_failure
-from memexplore.out_of_memory.held_types import Held
+from memexplore.out_of_memory.held_types import HeldGroup
 from memexplore.out_of_memory.message import parse
 from memexplore.out_of_memory.suggestion import Suggestion
 from memexplore.out_of_memory.suggestions import suggestions
@@ -76,7 +76,7 @@ class PostMortem:
     missing: int
     """Bytes that are missing for the request, and for the rest of the optimizer's state where an update failed, if
     every free byte could be used for these."""
-    held: tuple[Held, ...]
+    held: tuple[HeldGroup, ...]
     """Memory that nothing needs any more, what the cause names first."""
     holders: tuple[Holder, ...]
     """Variables that keep memory which the failing call does not reach, the most bytes first."""
@@ -137,10 +137,10 @@ class PostMortem:
             "by_category": dict(self.by_category),
             "held": [{name: value for name, value in group._asdict().items() if name != "rows"} for group in self.held],
             "holders": [
-                {"name": each.name, "use": each.use.value, "size": each.size, "tensors": each.tensors}
-                for each in self.holders
+                {"name": holder.name, "use": holder.use.value, "size": holder.size, "tensors": holder.tensors}
+                for holder in self.holders
             ],
-            "suggestions": [each._asdict() for each in self.suggestions],
+            "suggestions": [suggestion._asdict() for suggestion in self.suggestions],
             "growth_per_step": self.growth,
             "other_processes": self.others,
             "fits_with_expandable_segments": self.fits_expandable,
@@ -151,15 +151,15 @@ class PostMortem:
 
 
 def of_tape(tape: Tape, evidence: Evidence | None = None) -> PostMortem | None:
-    """Return the post-mortem of a tape; None for one that did not end out of memory.
+    """Return the post-mortem of a tape; None for a tape that did not end out of memory.
 
     `evidence` is what the live process knows (`evidence.collect`); without it the holders are unknown, and a cause
     that needs them is not found. Of a file without history, the cause is `Cause.UNKNOWN` if `is_layout`.
 
     >>> from memexplore.tape import Meta, Source
     >>> columns = {"action": [Action.ALLOC, Action.OOM], "address": [0, -1], "size": [1024, 4096]}
-    >>> found = of_tape(Tape.from_columns(columns, meta=Meta(Source.PREDICTED, "4 KiB GPU", capacity=4096)))
-    >>> found.cause.value, found.missing
+    >>> failure = of_tape(Tape.from_columns(columns, meta=Meta(Source.PREDICTED, "4 KiB GPU", capacity=4096)))
+    >>> failure.cause.value, failure.missing
     ('too much memory', 1024)
 
     Raises ValueError for a tape that is not placed.
@@ -171,26 +171,26 @@ def of_tape(tape: Tape, evidence: Evidence | None = None) -> PostMortem | None:
         return _of_layout(tape) if is_layout(tape) else None
     # `picture` may hold the run as if there were room; here it is the run as it happened.
     part = picture(tape.replace(whole=None))
-    found = finding(part, evidence)
+    result = finding(part, evidence)
     grows = leak(part)
     return PostMortem(
         tape=part,
-        cause=found.cause,
+        cause=result.cause,
         request=_request(part, evidence),
         memory=_memory(part, len(part) - 1),
-        missing=found.missing,
-        held=found.held,
+        missing=result.missing,
+        held=result.held,
         holders=evidence.holders if evidence is not None else (),
-        suggestions=suggestions(part, found, evidence),
+        suggestions=suggestions(part, result, evidence),
         growth=grows.bytes_per_step if grows is not None else 0,
-        others=found.others,
-        processes=found.processes,
+        others=result.others,
+        processes=result.processes,
         by_category=_shares(part, len(part) - 1),
-        fits_expandable=found.fits_expandable,
-        state_to_come=found.state_to_come,
+        fits_expandable=result.fits_expandable,
+        state_to_come=result.state_to_come,
         complete=evidence is None or evidence.complete,
         search_error="" if evidence is None else evidence.search_error,
-        fits_without_limit=found.fits_without_limit,
+        fits_without_limit=result.fits_without_limit,
     )
 
 
@@ -245,22 +245,22 @@ def _of_layout(tape: Tape) -> PostMortem:
 
 def _request(tape: Tape, evidence: Evidence | None) -> Request:
     last = len(tape) - 1
-    found = where(tape, last)
+    location = where(tape, last)
     known = evidence if evidence is not None else None
     return Request(
         int(tape.size[last]),
-        found["step"],
-        found["phase"],
-        found["layer"] or (known.layer if known is not None else ""),
-        found["op"] or "",
-        found["line"] or (known.line if known is not None else ""),
+        location["step"],
+        location["phase"],
+        location["layer"] or (known.layer if known is not None else ""),
+        location["op"] or "",
+        location["line"] or (known.line if known is not None else ""),
     )
 
 
 def _memory(tape: Tape, row: int) -> Memory:
     allocated, active, reserved = (int(curve(tape, name)[row]) for name in ("allocated", "active", "reserved"))
-    whole = limited(tape.meta, None)
-    capacity, total = whole.capacity, whole.total
+    device = limited(tape.meta, None)
+    capacity, total = device.capacity, device.total
     free = max(capacity - reserved, 0) if capacity is not None else None
     outside = total - capacity if total is not None and capacity is not None else None
     limit = tape.meta.capacity if tape.meta.capacity_without_limit is not None else None

@@ -27,7 +27,7 @@ from memexplore.tape.process_limit import limited
 from memexplore.text.units import size_text
 
 _MOST_LINES = 12
-"""Lines of a setting's code in plain text; those of some checkpoints are many."""
+"""Lines of a setting's code in plain text; some checkpoints have many."""
 
 
 class WhatFits(NamedTuple):

@@ -142,8 +142,8 @@ def html(tape: Tape, post_mortem: PostMortem | None = None, plotly: str | None =
     return "\n".join(parts)
 
 
-def _post_mortem(found: PostMortem | None) -> list[str]:
-    return [] if found is None else ["<h2>Post-mortem</h2>", post_mortem_html(found)]
+def _post_mortem(post_mortem: PostMortem | None) -> list[str]:
+    return [] if post_mortem is None else ["<h2>Post-mortem</h2>", post_mortem_html(post_mortem)]
 
 
 def _where(verdict: VerdictContent) -> str:

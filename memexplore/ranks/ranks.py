@@ -65,7 +65,7 @@ class Ranks:
     def abouts(self) -> dict[int, About]:
         """Return the descriptions of the ranks by rank."""
         if self._abouts is None:
-            self._abouts = {rank: one.about() for rank, one in self._ranks.items()}
+            self._abouts = {rank: files.about() for rank, files in self._ranks.items()}
         return self._abouts
 
     @property
@@ -115,7 +115,7 @@ class Ranks:
 
         if rank is not None:
             return table(self.rows(rank))
-        rows = {rank: one.rows() for rank, one in self._ranks.items()}
+        rows = {rank: files.rows() for rank, files in self._ranks.items()}
         steps = table([row for rows_of_rank in rows.values() for row in rows_of_rank])
         numbers = np.repeat(list(rows), [len(rows_of_rank) for rows_of_rank in rows.values()])
         return pandas.concat([pandas.Series(numbers, name="rank"), steps], axis="columns")

@@ -114,7 +114,7 @@ class AllocatorHistory:
         self._began_us = 0
 
     def begin(self) -> None:
-        """Begin a history, or note the time in the one that the user records."""
+        """Begin a history, or note the time in the history that the user records."""
         torch.cuda.synchronize(self._device)
         self._began_us = time.time_ns() // 1000
         self._is_users = history_is_on() and not lasting.is_on

@@ -31,7 +31,7 @@ def annotate(history: Tape, recorded: Tape, numbers: Numbers | None = None, earl
     storages, with op and layer. A recorded block is a request of the history with its address and size. The other
     requests were made by kernels beside their outputs: they belong to the op that was running by the `numbers` in their
     stacks, without numbers to the op in front. A block that its op freed is a temporary, or a workspace where a library
-    requested it; one that stays is a workspace. A block that no op requested has the category that follows from its
+    requested it; a block that stays is a workspace. A block that no op requested has the category that follows from its
     lifetime, if any, and of an older block that was not recorded what `earlier` says. A mark of the recorded tape comes
     in front of the requests that follow it.
     """

@@ -90,9 +90,9 @@ class Communication:
             self._tag(args[-1:], Category.GRADIENT_BUCKET)
 
     def _collective(self, func: Any, name: str, args: Any) -> None:
-        given = dict(zip((argument.name for argument in schema_of(func).arguments), args, strict=False))
-        inputs = [value for key, value in given.items() if key.startswith("input")]
-        outputs = [value for key, value in given.items() if not key.startswith("input")]
+        arguments = dict(zip((argument.name for argument in schema_of(func).arguments), args, strict=False))
+        inputs = [value for key, value in arguments.items() if key.startswith("input")]
+        outputs = [value for key, value in arguments.items() if not key.startswith("input")]
         written = [self._row(tensor) for tensor in _flat(outputs)]
         self._communicates(name, args, written)
         if name == "send":
@@ -194,13 +194,13 @@ def _flat(values: Any) -> Iterable[torch.Tensor]:
 
 def _pairs(several: list[Any], single: list[Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return each tensor of `several` with its tensor of `single`: lists of both, or lists of lists and a list."""
-    one = list(_flat(single))
+    singles = list(_flat(single))
     parts = several[0] if several and isinstance(several[0], list | tuple) else several
-    return [(tensor, of) for part, of in zip(parts, one, strict=False) for tensor in _flat([part])]
+    return [(tensor, of) for part, of in zip(parts, singles, strict=False) for tensor in _flat([part])]
 
 
 def makes_bucket() -> bool:
-    """Return whether the running C++ code is that of DistributedDataParallel's Reducer, which requests buckets."""
+    """Return whether the running C++ code is DistributedDataParallel's Reducer, which requests buckets."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_OWN):
         frame = frame.f_back

@@ -1,6 +1,6 @@
 """Find copies of parameters, as averaged models (SWA, EMA), reference models and checkpoints hold them.
 
-A block whose values are those of parameters, buffers, gradients or optimizer states, or a mean of them, has their
+A block whose values are copies of parameters, buffers, gradients or optimizer states, or a mean of them, has their
 category.
 """
 
@@ -83,7 +83,7 @@ class Copies:
         >>> from types import SimpleNamespace
         >>> weight = torch.zeros(4)
         >>> ref = SimpleNamespace(address=0)
-        >>> copies = Copies({storage_key(weight.untyped_storage()): ref}, {0: 2})  # its block is that of row 2
+        >>> copies = Copies({storage_key(weight.untyped_storage()): ref}, {0: 2})  # its block is of row 2
         >>> copies.computed(5, (weight,), size=16)
         >>> {row: kind.text for row, (kind, _) in copies.inherited({2: Category.PARAMETER}).items()}
         {5: 'parameter'}
@@ -103,8 +103,8 @@ class Copies:
                 origins = [self._sources[row]] if row in self._sources else []
                 origins += [(self._targets[row],)] if row in self._targets else []
                 for rows in origins:
-                    kinds = [kind(one) for one in rows]
-                    if kinds and all(one in _KINDS for one in kinds):
+                    kinds = [kind(source) for source in rows]
+                    if kinds and all(source_kind in _KINDS for source_kind in kinds):
                         best = min(range(len(rows)), key=lambda number: _KINDS.index(kinds[number]))  # type: ignore[arg-type]
                         chosen = kinds[best]
                         assert chosen is not None

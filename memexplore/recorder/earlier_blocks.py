@@ -23,14 +23,14 @@ from memexplore.torch_internals.tensors import storage_key
 from memexplore.virtual_gpu.device import release_of
 from memexplore.virtual_gpu.kernels.cublas_workspace import cublas_size, cublaslt_size
 
-Place = tuple[int, int]
+Block = tuple[int, int]
 """Address and size."""
 
 _HANDLES = 2
-"""Threads that multiply on each stream: the main one and that of the autograd engine."""
+"""Threads that multiply on each stream: the main thread and the autograd engine's."""
 _storages: dict[int, tuple[weakref.ref[Any], Origin]] = {}
 """Key of a storage that a recording left -> the storage, and its origin."""
-_workspaces: dict[int, frozenset[Place]] = {}
+_workspaces: dict[int, frozenset[Block]] = {}
 """Device -> the workspaces that were allocated at the end of its last recording."""
 
 
@@ -46,8 +46,8 @@ class Untouched(enum.Enum):
 class Earlier(NamedTuple):
     """What is known of the blocks that are older than a recording."""
 
-    origins: dict[Place, Origin]
-    workspaces: frozenset[Place]
+    origins: dict[Block, Origin]
+    workspaces: frozenset[Block]
     workspace_sizes: frozenset[int]
     """Bytes that cuBLAS requests for each handle and stream, and cuBLASLt where it has workspaces of its own."""
     untouched: Untouched = Untouched.INPUTS
@@ -65,7 +65,7 @@ def keep_storages(refs: Iterable[Any]) -> None:
 
 
 def _forget(key: int, dead: Any) -> None:
-    # The key of a freed storage may be that of another one by now.
+    # Another storage may have the key of a freed one by now.
     if key in _storages and _storages[key][0] is dead:
         del _storages[key]
 

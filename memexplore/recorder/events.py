@@ -53,7 +53,7 @@ class Ref(Protocol):
 
 
 def needs_gradient(args: Any) -> bool:
-    """Return whether a tensor among the arguments of an op, those in lists included, requires a gradient."""
+    """Return whether a tensor among the arguments of an op, also inside lists, requires a gradient."""
     for value in args:
         if isinstance(value, torch.Tensor):
             if value.requires_grad:

@@ -31,7 +31,7 @@ class Device(Protocol):
 
 
 class _HistoryRecorder(Recorder):
-    """Records the rows of the allocator's own history: in the backward pass no Python runs but that of a recording."""
+    """Records the rows of the allocator's own history: in the backward pass no Python runs but the recording's."""
 
     def _made_by(self, node: Any, sequence: int, module: int) -> tuple[int, int]:
         frame = op_numbers.running()

@@ -19,7 +19,7 @@ Rows = NDArray[np.int64]
 
 
 class Numbers(NamedTuple):
-    """The numbers of the ops of a recording, and those in the stacks of its history."""
+    """The numbers of the ops of a recording, and the numbers in the stacks of its history."""
 
     ops: OpNumbers
     in_history: Rows
@@ -27,7 +27,7 @@ class Numbers(NamedTuple):
 
 
 class Requests:
-    """The allocs of a history by place, of which each belongs to one recorded row."""
+    """The allocs of a history by place; each belongs to one recorded row."""
 
     def __init__(self, history: Tape, numbers: Numbers | None) -> None:
         self._rows: dict[tuple[int, int], list[int]] = {}

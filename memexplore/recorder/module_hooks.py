@@ -39,10 +39,10 @@ class Names:
         self._numbers: dict[int, tuple[weakref.ref[torch.nn.Module], int]] = {}
         """Id of a module -> the module and its number: a module may define equality, as tensordict's do."""
         self._most = 1000
-        """Entries above which those of dead modules are removed."""
+        """Number of entries above which entries of dead modules are removed."""
         self._prefixes: dict[str, int] = {}
         self._has_plain = False
-        """Whether there is a model with layers: those of the first one have no prefix."""
+        """Whether there is a model with layers: the layers of the first model have no prefix."""
         self.in_parent: dict[tuple[int, int], int] = {}
         """Numbers of a module that several layers have and of one of these layers -> its number when that calls it."""
         self._unfinished: set[int] = set()
@@ -51,7 +51,7 @@ class Names:
         """Numbers of the modules of these models."""
 
     def intern(self, name: str, module: torch.nn.Module | None = None) -> int:
-        """Return the number of a name, which is that of `module`."""
+        """Return the number of the name of a module."""
         number = self._interned.get(name)
         if number is None:
             number = self._interned[name] = len(self.table)

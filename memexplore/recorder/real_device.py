@@ -276,7 +276,7 @@ def _text_of_base(tensor: torch.Tensor, size: int) -> str:
 
 
 def _is_among(args: Any, output: torch.Tensor) -> bool:
-    """Return whether an op's output is one of its arguments itself, those in lists included."""
+    """Return whether an op's output is one of its arguments itself, arguments in lists included."""
     for value in args:  # noqa: SIM110 - a generator takes three times as long
         if value is output or (isinstance(value, LISTS) and _is_among(value, output)):
             return True
@@ -284,7 +284,7 @@ def _is_among(args: Any, output: torch.Tensor) -> bool:
 
 
 def _argument_in(storage: torch.UntypedStorage, args: Any) -> torch.Tensor | None:
-    """Return the first of an op's tensor arguments in a storage, those in lists included; None without one."""
+    """Return the first of an op's tensor arguments in a storage, also inside lists; None without one."""
     for value in args:
         if isinstance(value, torch.Tensor):
             # A storage has one Python object while that is alive.

@@ -61,7 +61,7 @@ class Recorder:
         self.tensors: dict[int, str] = {}
         """Row -> shape and dtype of the tensor that the block was allocated for (`tensor_text`), empty if unknown."""
         self.streams: dict[int, int] = {}
-        """Row -> stream of a block or segment, without those of the default stream."""
+        """Row -> stream of a block or segment, without the default stream."""
         self.open_rows: dict[int, int] = {}
         """Address -> row of the block that is alive there."""
         self.tags = Tags(live, self.open_rows, self.names, adopt)
@@ -520,5 +520,5 @@ class Recorder:
 
 
 def tells_about_arguments(func: Any) -> bool:
-    """Return whether an op is one that `Recorder.tag_arguments` looks at."""
+    """Return whether `Recorder.tag_arguments` looks at an op."""
     return func is _DETACH or func is COPY or is_followed(func)

@@ -77,7 +77,7 @@ class Stacks:
         return self._new(hashable, frame, end) if number is None else number
 
     def _new(self, key: tuple[int, ...], frame: FrameType | None, end: FrameType | None) -> int:
-        """Keep the code of the frames from `frame` to the one before `end`; the key ends with the number of `end`."""
+        """Keep the code of the frames from `frame` to the frame before `end`; the key ends with the number of `end`."""
         parent = -1 if end is None else key[-1]
         chain: list[Any] = []
         lines = [parent]

@@ -1,4 +1,4 @@
-"""Follow the frees that the timing of a GPU decides: those that may end late, and those that may begin early.
+"""Follow the frees that the timing of a GPU decides: frees that may end late, and frees that may begin early.
 
 A free that waits for another stream (`Tensor.record_stream`) ends at the latest before some event of the program; a
 free of a block that only a collective held begins at the earliest before one. A virtual GPU has no timing: there the

@@ -25,7 +25,7 @@ _LISTED = 3
 
 
 class Tags:
-    """Certain categories and modules of the rows of a recording; arguments are those of `Recorder`, and its tables."""
+    """Certain categories and modules of the rows of a recording; arguments are as in `Recorder`, and its tables."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class Tags:
         return row
 
     def tag_weight(self, parameter: torch.Tensor, owner: int | None = None) -> None:
-        """Tag the storages of a parameter and of its gradient; without `owner` the module is the one that is known."""
+        """Tag the storages of a parameter and of its gradient; without `owner` the module is as known."""
         row = self.tag(parameter, Category.PARAMETER, owner)
         grad = gradient_of(parameter)
         if grad is not None:

@@ -17,7 +17,7 @@ from memexplore.text.units import size_text
 
 _FIELD = {name: column for column, name in enumerate(Event._fields)}
 _OF_ONE = {Category.GATHERED_PARAMETER: Category.PARAMETER, Category.GRADIENT_BUCKET: Category.GRADIENT}
-"""Categories of several tensors, and those of copies of one of them."""
+"""Categories of several tensors, and of copies of one of them."""
 OWN = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,)
 """Folder of files whose frames are no part of a stack."""
 
@@ -187,7 +187,7 @@ def _tensors(recorder: Recorder, count: int) -> tuple[Any, tuple[str, ...]]:
 
 def _stacks(recorder: Recorder, own: tuple[str, ...]) -> tuple[list[tuple[Frame, ...]], Any]:
     """The stacks of the rows without frames of `own`, and the index of each interned stack among them."""
-    # In the order of first use: the numbers are those of all recordings of the process.
+    # In the order of first use: the numbers are shared by all recordings of the process.
     used = [number for number in dict.fromkeys(event[_FIELD["stack"]] for event in recorder.events) if number >= 0]
     table: dict[tuple[Frame, ...], int] = {}
     index = np.full(max(used, default=-1) + 1, -1, dtype=np.int64)

@@ -42,9 +42,9 @@ class ThreadState:
         self.step_from = -1
         """Number of the first node that the step after the last update of an optimizer may have made."""
         self.optimizer: Outer | None = None
-        """The stack outside of the optimizer that steps; also after one that raised."""
+        """The stack outside of the optimizer that steps; also after a step that raised."""
         self.stepping: weakref.ref[torch.optim.Optimizer] | None = None
-        """The optimizer that steps; also after one that raised."""
+        """The optimizer that steps; also after a step that raised."""
 
     def forget_forwards(self) -> None:
         """Remove what made the nodes of steps before the last update of an optimizer."""
@@ -67,7 +67,7 @@ class ThreadState:
                 numbers = range(number - 1, number - _NESTED, -1)
             elif name[-1].isdigit():  # `NllLossBackward0`; of a function of Python `ScaleBackward`
                 numbers = range(number + 1, number + _NESTED)
-            return next((near for one in numbers if (near := self.forwards.get(one)) is not None), None)
+            return next((near for nearby in numbers if (near := self.forwards.get(nearby)) is not None), None)
         return entry
 
     def gradients(self, node: Any) -> bool:
@@ -113,13 +113,13 @@ class Threads:
         return self.local.state
 
     def leads(self, here: ThreadState, trains: bool) -> bool:
-        """Return whether the calling thread leads; one that trains takes over while the leader is in no module."""
+        """Return whether the calling thread leads; a thread that trains takes over while the leader is in no module."""
         if here is not self._leader and trains and not self._leader.calls:
             self._leader, self.lender = here, None
         return here is self._leader
 
     def leads_backward(self, here: ThreadState) -> bool:
-        """Return whether the calling thread, which runs a backward pass, leads; it takes over as one that trains."""
+        """Return whether the calling thread, which runs a backward pass, leads; it takes over as in training."""
         leader = self._leader
         if self.leads(here, trains=True) and here is not leader:
             self.lender = leader

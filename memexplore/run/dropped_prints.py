@@ -1,4 +1,4 @@
-"""A block whose printed output is dropped, while that of threads that run beside it is not."""
+"""Drop what a block prints, but not what other threads print meanwhile."""
 
 from __future__ import annotations
 

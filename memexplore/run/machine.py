@@ -28,7 +28,7 @@ from memexplore.virtual_gpu.patches.install import Patched
 from memexplore.virtual_gpu.values.setting import Values
 
 CUDA, CPU = "cuda", "cpu"
-"""Names of the real GPU and the CPU of this machine; every other name is that of a virtual GPU."""
+"""Names of the real GPU and the CPU of this machine; every other name means a virtual GPU."""
 DEFAULT_VIRTUAL = "T4"
 UNLIMITED = 1 << 50
 """Bytes of a memory without a known limit: a PiB."""
@@ -307,7 +307,7 @@ def bytes_on(device: torch.device, tensors: Iterable[torch.Tensor]) -> int:
 
 
 def _cpu() -> Gpu:
-    """Return this machine's CPU as a catalogue entry; its kernels are predicted as those of an A100."""
+    """Return this machine's CPU as a catalogue entry; its kernels are predicted as on an A100."""
     return Gpu(
         key=CPU,
         name=CPU,

@@ -53,7 +53,7 @@ class Want(enum.Enum):
     """What is wanted of a run."""
 
     TAPE = "the tape up to the failure, and the tape with unlimited memory"
-    NUMBERS = "the numbers; the tape is the one with unlimited memory, which takes half the time where it does not fit"
+    NUMBERS = "the numbers, and only the tape with unlimited memory: half the time where the program does not fit"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -133,24 +133,24 @@ def run(program: Program, knobs: Knobs | None = None, machine: Machine | None = 
 
 
 def completed(program: Program, execution: Execution, machine: Machine) -> Run:
-    """Return the run that an execution on a machine begins: with the one on unlimited memory if it does not fit."""
-    whole = None if fits(execution.tape) else _whole(program, execution, machine)
-    return _run_of(execution, whole, machine)
+    """Return the run of an execution; what does not fit is executed again with unlimited memory."""
+    unlimited = None if fits(execution.tape) else _run_unlimited(program, execution, machine)
+    return _run_of(execution, unlimited, machine)
 
 
-def _run_of(execution: Execution, whole: Execution | None, machine: Machine) -> Run:
+def _run_of(execution: Execution, unlimited: Execution | None, machine: Machine) -> Run:
     is_fitting, capacity = fits(execution.tape), execution.tape.meta.capacity
-    if whole is not None:
-        execution = execution._replace(tape=with_whole(execution.tape, whole.tape))
+    if unlimited is not None:
+        execution = execution._replace(tape=with_whole(execution.tape, unlimited.tape))
     capacity = machine.gpu.capacity if capacity is None else capacity
-    return Run(execution, outcome_of(whole or execution, machine.gpu, capacity, fits=is_fitting))
+    return Run(execution, outcome_of(unlimited or execution, machine.gpu, capacity, fits=is_fitting))
 
 
 class _TooLong(BaseException):
     """Ends a run for its length. A BaseException, so that `except Exception` cannot catch it."""
 
 
-def _whole(program: Program, execution: Execution, machine: Machine) -> Execution | None:
+def _run_unlimited(program: Program, execution: Execution, machine: Machine) -> Execution | None:
     """Execute a program that ran out of memory with unlimited memory; None where that raises or has no end."""
     if not program.may_be_endless:
         return program.execute(execution.knobs, machine.unlimited())
@@ -177,13 +177,13 @@ def _numbers(step: Step, knobs: Knobs, machine: Machine) -> Run:
 
     Where a step reads how much memory the GPU has, it is run there too.
     """
-    whole = step.execute(knobs, machine.unlimited())
+    unlimited = step.execute(knobs, machine.unlimited())
     if not step_run.is_traced(step, knobs, machine):
-        return _run_of(step.execute(knobs, machine), whole, machine)
+        return _run_of(step.execute(knobs, machine), unlimited, machine)
     capacity = machine.capacity
-    known = _known_to_fit(whole.tape, capacity)
+    known = _known_to_fit(unlimited.tape, capacity)
     placed = step_run.derived(step, knobs, machine) if known is None else None
-    return Run(whole, outcome_of(placed or whole, machine.gpu, capacity, fits=known or placed is not None))
+    return Run(unlimited, outcome_of(placed or unlimited, machine.gpu, capacity, fits=known or placed is not None))
 
 
 def _known_to_fit(tape: Tape, capacity: int) -> bool | None:
@@ -217,9 +217,9 @@ def expected(step: Step, knobs: Knobs, machine: Machine) -> Run | None:
     tape, applied = extrapolation.expected_tape(step, knobs, on), ApplyReport()
     if tape is None and step_run.trace_on_unlimited(step, knobs, on):
         failing = step_run.failing(step, knobs, on)
-        whole = step_run.derived(step, knobs, on.unlimited())
-        if failing is not None and whole is not None:
-            tape, applied = with_whole(failing.tape, whole.tape), failing.applied
+        unlimited = step_run.derived(step, knobs, on.unlimited())
+        if failing is not None and unlimited is not None:
+            tape, applied = with_whole(failing.tape, unlimited.tape), failing.applied
     if tape is None:
         return None
     execution = step_run.execution_of(step, knobs, tape, applied, Cost())

@@ -252,11 +252,11 @@ def _segments(plain: PlainData, entries: list[Any]) -> dict[int, list[RecordedSe
         pool = entry.get("segment_pool_id", (0, 0))
         if type(pool) not in (tuple, list) or len(pool) != 2:
             raise ValueError(f"a segment_pool_id is a pair of numbers, not {shown(pool)}")
-        address = _whole(entry, "address")
+        address = _whole_number(entry, "address")
         segment = RecordedSegment(
             address,
-            _whole(entry, "total_size"),
-            _whole(entry, "stream", 0),
+            _whole_number(entry, "total_size"),
+            _whole_number(entry, "stream", 0),
             entry.get("is_expandable") is True,
             (_number(pool[0]), _number(pool[1])),
             tuple(_blocks(plain, address, blocks)),
@@ -271,7 +271,7 @@ def _segments(plain: PlainData, entries: list[Any]) -> dict[int, list[RecordedSe
         if end > address + segment.size:
             raise ValueError("a block reaches beyond its segment")
         total += segment.size
-        device = _whole(entry, "device", 0)
+        device = _whole_number(entry, "device", 0)
         if not 0 <= device < _DEVICES:
             raise ValueError(f"a device has a number from 0 to {_DEVICES - 1}, not {device}")
         segments[device].append(segment)
@@ -288,18 +288,18 @@ def _blocks(plain: PlainData, address: int, blocks: list[Any]) -> list[RecordedB
         state = block.get("state")
         if type(state) is not str or state not in _STATES:
             raise ValueError(f"a block has an unknown state {shown(state)}")
-        size = _whole(block, "size")
+        size = _whole_number(block, "size")
         if not size:
             raise ValueError("a block has 0 bytes")
         # Before torch 2.1 a block had no address field: each block follows the one before.
-        address = _whole(block, "address", address)
-        requested = _whole(block, "requested_size", size)
+        address = _whole_number(block, "address", address)
+        requested = _whole_number(block, "requested_size", size)
         result.append(RecordedBlock(address, size, requested, _STATES[state], plain.stack_number(block.get("frames"))))
         address += size
     return result
 
 
-def _whole(entry: dict[Any, Any], name: str, missing: int | None = None) -> int:
+def _whole_number(entry: dict[Any, Any], name: str, missing: int | None = None) -> int:
     """Return a field of a segment or block; `missing` is its value in files without it."""
     if name not in entry and missing is None:
         raise ValueError(f"the field {name!r} is missing")

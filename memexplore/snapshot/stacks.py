@@ -207,7 +207,7 @@ def calls_of(stack: tuple[Frame, ...]) -> tuple[Call, ...]:
             at = position + 1
             while at < len(python) and _runs_hooks(python[at]):
                 at += 1
-            calls.append((*since, *((each.filename, each.function) for each in python[at : at + 1])))
+            calls.append((*since, *((own.filename, own.function) for own in python[at : at + 1])))
             since = []
     return tuple(calls)
 
@@ -242,22 +242,22 @@ class Stacks:
         """For each stack a number for its outermost call, for its two outermost calls, and so on."""
         numbers: dict[tuple[Frame, ...], int] = {}
         for stack in sorted(used - {-1}):
-            whole = tuple(frames.of(each) for each in recorded.stacks[stack])
-            whole = tuple(frame for frame in whole if not _file(frame.filename).recorder)
-            label = parse_label(whole[0]) if whole else None
+            stack_frames = tuple(frames.of(frame_number) for frame_number in recorded.stacks[stack])
+            stack_frames = tuple(frame for frame in stack_frames if not _file(frame.filename).recorder)
+            label = parse_label(stack_frames[0]) if stack_frames else None
             if label is not None:
-                whole = whole[1:]
+                stack_frames = stack_frames[1:]
                 self.category[stack] = label.category
                 self.module[stack] = _number(self.modules, label.module)
-            lines = tuple(frame for frame in whole if is_python_frame(frame)) or whole
-            self.native = self.native or any(not is_python_frame(frame) for frame in whole)
+            lines = tuple(frame for frame in stack_frames if is_python_frame(frame)) or stack_frames
+            self.native = self.native or any(not is_python_frame(frame) for frame in stack_frames)
             if lines not in numbers:
                 numbers[lines] = len(self.stacks)
                 self.stacks.append(lines)
             self.number[stack] = numbers[lines] if lines or label is None else -1
-            self.op[stack] = _number(self.ops, label.op if label is not None else op_of(whole))
-            self.origin[stack] = origin_of(whole)
-            self.calls[stack] = calls_of(whole)
+            self.op[stack] = _number(self.ops, label.op if label is not None else op_of(stack_frames))
+            self.origin[stack] = origin_of(stack_frames)
+            self.calls[stack] = calls_of(stack_frames)
             number = -1
             path = []
             for call in self.calls[stack]:

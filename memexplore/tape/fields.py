@@ -96,10 +96,10 @@ def meta_of(value: Any) -> Meta:
     if "source" not in values or "device" not in values:
         raise ValueError("its metadata lacks the source or the device")
     checked = {}
-    for name, given in values.items():
+    for name, text in values.items():
         if name in FIELDS:  # a later release may write others
             try:
-                checked[name] = FIELDS[name](given)
+                checked[name] = FIELDS[name](text)
             except ValueError as error:
                 raise ValueError(f"its metadata has an invalid {name}: {error}") from None
     return Meta(**checked)

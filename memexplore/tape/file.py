@@ -152,18 +152,20 @@ def _read(file: BinaryIO, length: int) -> Tape:
     if any(column.length > rows for column in columns if column.name in ROW_COLUMNS):
         raise ValueError("a column is longer than the tape")
     content = memoryview(_inflated(file.read(), content_bytes))
-    given = object_of(json_of(bytes(content[:table_bytes])), "its tables")
+    table_values = object_of(json_of(bytes(content[:table_bytes])), "its tables")
     numbers = _numbers(columns, content[table_bytes:])
     tables: dict[str, Sequence[Any]] = {
-        "ops": texts_of(given.get("ops")),
-        "modules": texts_of(given.get("modules")),
-        "stacks": _stacks(given, numbers),
-        "tensor_texts": texts_of(given.get("tensors"), tensor_text_of),
+        "ops": texts_of(table_values.get("ops")),
+        "modules": texts_of(table_values.get("modules")),
+        "stacks": _stacks(table_values, numbers),
+        "tensor_texts": texts_of(table_values.get("tensors"), tensor_text_of),
     }
     lengths = dict(zip(("op", "module", "stack", "tensor"), map(len, tables.values()), strict=True))
     values = to_rows(numbers, rows, lengths)
     check_columns(values)
-    return Tape.from_columns(values, meta=meta_of(header.get("meta")), classes=texts_of(given.get("classes")), **tables)
+    return Tape.from_columns(
+        values, meta=meta_of(header.get("meta")), classes=texts_of(table_values.get("classes")), **tables
+    )
 
 
 def _inflated(data: bytes, length: int) -> bytes:

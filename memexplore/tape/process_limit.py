@@ -15,10 +15,10 @@ def limited(meta: Meta, limit: int | None) -> Meta:
     >>> limited(meta, None).capacity, limited(meta, 16).capacity
     (14, 14)
     """
-    whole = meta.capacity if meta.capacity_without_limit is None else meta.capacity_without_limit
-    if whole is None or limit is None or limit >= whole:
-        return meta._replace(capacity=whole, limit=limit, capacity_without_limit=None)
-    return meta._replace(capacity=limit, limit=limit, capacity_without_limit=whole)
+    device_capacity = meta.capacity if meta.capacity_without_limit is None else meta.capacity_without_limit
+    if device_capacity is None or limit is None or limit >= device_capacity:
+        return meta._replace(capacity=device_capacity, limit=limit, capacity_without_limit=None)
+    return meta._replace(capacity=limit, limit=limit, capacity_without_limit=device_capacity)
 
 
 def beside(meta: Meta, held: int) -> Meta:
@@ -29,6 +29,6 @@ def beside(meta: Meta, held: int) -> Meta:
     >>> meta.capacity, meta.limit, meta.capacity_without_limit
     (7, 7, 11)
     """
-    whole = limited(meta, None)
+    without_limit = limited(meta, None)
     limit = None if meta.limit is None else max(meta.limit - held, 0)
-    return limited(whole._replace(capacity=(whole.capacity or held) - held), limit)
+    return limited(without_limit._replace(capacity=(without_limit.capacity or held) - held), limit)

@@ -158,7 +158,7 @@ class VirtualGpu:
         self.mode = mode.VirtualMode(self.runner, _plans_under(self.rules), lane)
         self.deferral = interrupts.Deferral()
         """Of Ctrl-C until a request of memory has ended."""
-        self._moves = ModuleMoves()
+        self._module_moves = ModuleMoves()
         self._recorders: list[Any] = []
 
     def patches(self) -> list[Patch]:
@@ -178,7 +178,7 @@ class VirtualGpu:
         notes.reset()
         composite_dispatch.register()
         cpu_ops.remember_keys()
-        release, moves = release_of(self.release), self._moves
+        release, moves = release_of(self.release), self._module_moves
         launched = {} if self.rank is None else ranks.variables(self.rank)
         compiling = EagerCompile()
         renaming = DeviceRenaming(moves.set_data, moves.contents.handlers())
@@ -271,7 +271,7 @@ class VirtualGpu:
         """Report requests to the recorders; a second one is a script's own memory history."""
         recorders = self._recorders
         observer: Any = None if not recorders else recorders[0] if len(recorders) == 1 else _Fan(tuple(recorders))
-        self.runner.observer = self._moves.observer = observer
+        self.runner.observer = self._module_moves.observer = observer
         self.allocator.segments.on_event = observer.segment if observer is not None else None
 
     def empty_cache(self) -> None:

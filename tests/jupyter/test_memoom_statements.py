@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memexplore.out_of_memory.cause import Cause
-from memexplore.out_of_memory.held_types import What
+from memexplore.out_of_memory.held_types import WhyHeld
 from memexplore.out_of_memory.value import PostMortem
 from tests.jupyter.magics_shell import Shell
 
@@ -34,7 +34,7 @@ def test_what_a_later_statement_reads_is_not_held_by_mistake(
 def test_what_no_later_statement_reads_is_an_old_value(on_gpu: Shell, found: list[PostMortem], later: str) -> None:
     on_gpu.run(f"first = empty(100); second = empty(200)\n{later}")
     assert found[0].cause is Cause.HELD, found[0].text
-    assert [(each.what, each.holder) for each in found[0].held] == [(What.OLD_VALUE, "first")]
+    assert [(each.what, each.holder) for each in found[0].held] == [(WhyHeld.OLD_VALUE, "first")]
     assert found[0].suggestions[0].code == "del first"
 
 
@@ -53,7 +53,7 @@ def test_a_list_that_a_hook_of_an_earlier_cell_fills_is_a_leak(on_gpu: Shell, fo
         "for _ in range(40):\n    model(torch.zeros(2048, 1024, device='cuda')).sum().backward()\n    model.zero_grad()"
     )
     assert found[0].cause is Cause.LEAK, found[0].text
-    assert [(each.what, each.holder) for each in found[0].held] == [(What.GROWS, "kept")]
+    assert [(each.what, each.holder) for each in found[0].held] == [(WhyHeld.GROWS, "kept")]
     assert found[0].suggestions[0].fits
 
 
@@ -65,7 +65,7 @@ def test_a_model_that_is_made_again_after_an_error_is_to_be_deleted(on_gpu: Shel
     on_gpu.run(f"{step}\nempty(100)")
     on_gpu.run(make)
     assert found[1].cause is Cause.HELD, found[1].text
-    assert found[1].held[0].what is What.OLD_VALUE
+    assert found[1].held[0].what is WhyHeld.OLD_VALUE
     suggestion = found[1].suggestions[0]
     assert suggestion.fits
     assert "\n     %memoom free\n     del " in found[1].text

@@ -239,13 +239,13 @@ def test_activation_functions_that_save_no_memory_are_skipped():
     assert [entry.site for entry in report.skipped] == ["1"]
 
 
-def test_report_of_a_trial_counts_its_run_and_can_be_pickled():
+def test_report_counts_the_run_and_can_be_pickled():
     model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)))
-    trial = run(
+    result = run(
         Step(model, torch.ones(2, 4), compute_loss=lambda model, x: model[0](x).sum()), Knobs(checkpoint="every 1")
     )
-    assert trial.applied.texts == ("Checkpointing 1 of 3 blocks",)
-    assert pickle.loads(pickle.dumps(trial.applied)) == trial.applied
+    assert result.applied.texts == ("Checkpointing 1 of 3 blocks",)
+    assert pickle.loads(pickle.dumps(result.applied)) == result.applied
 
 
 @pytest.mark.parametrize("asked", [None, "cpu"])

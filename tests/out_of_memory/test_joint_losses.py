@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from memexplore.out_of_memory.held_types import What
+from memexplore.out_of_memory.held_types import WhyHeld
 from memexplore.out_of_memory.joint_losses import separate_losses
 from tests.out_of_memory.cells import post_mortem, run
 from tests.out_of_memory.test_fifteen_ways import MLP
@@ -114,6 +114,6 @@ for _ in range(2):
 
 def test_a_loss_that_waits_for_others_is_to_go_backward_alone() -> None:
     found = post_mortem(TWO_TASKS, "570MiB")
-    assert [(group.what, group.holder) for group in found.held][:1] == [(What.JOINT_LOSS, "one")], found.text
+    assert [(group.what, group.holder) for group in found.held][:1] == [(WhyHeld.JOINT_LOSS, "one")], found.text
     assert found.suggestions[0].fits
     assert run(TWO_TASKS.replace("# after one", found.suggestions[0].code), "570MiB")[1] is None

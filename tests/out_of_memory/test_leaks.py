@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from memexplore.out_of_memory.cause import Cause
-from memexplore.out_of_memory.held_types import What
+from memexplore.out_of_memory.held_types import WhyHeld
 from tests.out_of_memory.cells import post_mortem, run
 
 MLP = """
@@ -152,7 +152,7 @@ def test_the_holder_of_a_leak_is_named(name: str) -> None:
 
 def test_a_graph_over_several_steps_is_to_be_detached() -> None:
     found = post_mortem(LEAKS["a hidden state that is not detached"].source, "220MiB")
-    assert found.held[0].what is What.LONG_GRAPH
+    assert found.held[0].what is WhyHeld.LONG_GRAPH
     assert found.suggestions[0].code == "hidden = hidden.detach()"
 
 
@@ -160,7 +160,7 @@ def test_a_graph_over_a_few_steps_is_found_before_growth_can_be_measured() -> No
     found = post_mortem(LEAKS["a hidden state that is not detached"].source, "160MiB")
     assert found.request is not None
     assert found.request.step == 3
-    assert found.held[0].what is What.LONG_GRAPH, found.text
+    assert found.held[0].what is WhyHeld.LONG_GRAPH, found.text
     # Of the 2 steps before.
     assert found.held[0].blocks == 2
 
@@ -197,7 +197,7 @@ for _ in range(12):
 (total + sum(losses)).backward()
 """
     found = post_mortem(source, "220MiB")
-    assert found.held[0].what is What.SUMMED_GRAPHS, found.text
+    assert found.held[0].what is WhyHeld.SUMMED_GRAPHS, found.text
     assert found.suggestions[0].code.startswith("loss.backward()")
     followed = source.replace(keep, "loss.backward()").replace("(total + sum(losses)).backward()", "")
     assert run(followed, "220MiB")[1] is None
@@ -230,7 +230,7 @@ print(same)
 """
     )
     found = post_mortem(source, "220MiB")
-    assert [group.what for group in found.held].count(What.GROWS) == 1, found.text
+    assert [group.what for group in found.held].count(WhyHeld.GROWS) == 1, found.text
 
 
 def test_derivatives_on_the_way_of_one_step_are_no_leak() -> None:
@@ -246,7 +246,7 @@ fast.sum().backward()
 """
     found = post_mortem(source, "150MiB")
     assert found.cause is not Cause.LEAK
-    assert {What.GROWS, What.LONG_GRAPH}.isdisjoint(group.what for group in found.held), found.text
+    assert {WhyHeld.GROWS, WhyHeld.LONG_GRAPH}.isdisjoint(group.what for group in found.held), found.text
 
 
 def test_the_outer_losses_of_meta_learning_are_to_have_a_backward_pass_each() -> None:
@@ -260,7 +260,7 @@ for task in range(20):
 total.backward()
 """
     found = post_mortem(source, "150MiB")
-    assert (found.held[0].what, found.held[0].holder) == (What.SUMMED_GRAPHS, "total"), found.text
+    assert (found.held[0].what, found.held[0].holder) == (WhyHeld.SUMMED_GRAPHS, "total"), found.text
     assert found.suggestions[0].code.startswith("loss.backward()")
     followed = source.replace("total += outer", "outer.backward()").replace("total.backward()", "")
     assert run(followed, "150MiB")[1] is None
@@ -292,9 +292,9 @@ for _ in range(40):
     )
     found = post_mortem(source, "220MiB")
     assert found.cause is Cause.LEAK, found.text
-    assert [group.holder for group in found.held if group.what is What.GROWS] == ["history, total"], found.text
+    assert [group.holder for group in found.held if group.what is WhyHeld.GROWS] == ["history, total"], found.text
     assert found.suggestions[0].text.startswith("`history`, `total` keep tensors of every step")
     one = source.replace('{"loss": loss}', '{"loss": loss.item()}')
     # The sum alone keeps the graphs.
-    assert [group.holder for group in post_mortem(one, "220MiB").held if group.what is What.GROWS] == ["total"]
+    assert [group.holder for group in post_mortem(one, "220MiB").held if group.what is WhyHeld.GROWS] == ["total"]
     assert run(one.replace("total + loss", "total + loss.item()"), "220MiB")[1] is None

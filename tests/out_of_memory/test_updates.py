@@ -9,7 +9,7 @@ import torch
 
 from memexplore.out_of_memory.cause import Cause
 from memexplore.out_of_memory.evidence_types import State
-from memexplore.out_of_memory.held_types import What
+from memexplore.out_of_memory.held_types import WhyHeld
 from memexplore.out_of_memory.updates import optimizers_in, state_of
 from tests.out_of_memory.cells import post_mortem, run
 
@@ -149,7 +149,7 @@ def test_what_no_optimizer_updates_is_to_have_no_graph(name: str) -> None:
     idle = IDLE[name]
     found = post_mortem(idle.source, idle.gpu)
     assert found.cause is Cause.HELD, found.text
-    assert (found.held[0].what, found.held[0].holder) == (What.NO_UPDATE, idle.holder), found.text
+    assert (found.held[0].what, found.held[0].holder) == (WhyHeld.NO_UPDATE, idle.holder), found.text
     first = found.suggestions[0]
     assert first.fits
     # The code of the suggestion is the first line of a change, but for the name of the object that has the model.
@@ -203,7 +203,7 @@ model(torch.randn(4096, 1024, device="cuda")).sum().backward()
 )
 def test_graphs_that_are_needed_are_not_named(source: str, gpu: str) -> None:
     found = post_mortem(source, gpu)
-    assert What.NO_UPDATE not in [group.what for group in found.held], found.text
+    assert WhyHeld.NO_UPDATE not in [group.what for group in found.held], found.text
 
 
 def test_the_optimizer_inside_another_one_is_the_one_that_counts() -> None:

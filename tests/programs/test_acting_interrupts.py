@@ -18,7 +18,7 @@ from memexplore.run import programs
 from memexplore.run.knobs.applying import undo
 from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.programs.acting import Plan, acting
-from memexplore.run.programs.seen import Batch, Place, watching
+from memexplore.run.programs.seen import Batch, BatchPlace, watching
 from memexplore.torch_internals.state import OPTIMIZER_POST_HOOKS, OPTIMIZER_PRE_HOOKS
 from tests.interrupts import traced
 
@@ -59,7 +59,7 @@ def train(loader: DataLoader[Any]) -> nn.Module:
 
 def under_knobs(loader: DataLoader[Any]) -> None:
     with (
-        acting(Plan(KNOBS, batch=Batch(Place.LOADER, 8)), {"loader": loader}) as knobs,
+        acting(Plan(KNOBS, batch=Batch(BatchPlace.LOADER, 8)), {"loader": loader}) as knobs,
         knobs.running(torch.device("cpu")),
     ):
         train(loader)

@@ -40,12 +40,12 @@ def call(dtype=torch.float16, *, width=64, length=128, keys=None, mask=None, dro
 )
 def test_attention_kernel_is_chosen_by_card_release_dtype_and_shape(capability, release, arguments, kernel):
     with use(Build(release, capability, 108)):
-        assert attention.choose(call(**arguments)).name == kernel
+        assert attention.chosen_kernel(call(**arguments)).name == kernel
 
 
 def test_attention_kernel_is_one_of_the_enabled_backends():
     with use(Build((2, 13), (8, 0), 108)), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        assert attention.choose(call()) is attention.Kernel.MATH
+        assert attention.chosen_kernel(call()) is attention.Kernel.MATH
 
 
 def test_no_supported_attention_kernel_raises_the_error_of_torch():
@@ -54,7 +54,7 @@ def test_no_supported_attention_kernel_raises_the_error_of_torch():
         torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION),
         pytest.raises(RuntimeError, match="No available kernel"),
     ):
-        attention.choose(call())
+        attention.chosen_kernel(call())
 
 
 def test_flash_attention_requests_result_sums_and_random_state_on_the_device():

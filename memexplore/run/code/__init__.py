@@ -1,7 +1,7 @@
 """Code generation: the lines of plain PyTorch that change a training script as knobs would.
 
-- `lines`: all lines for a `Step` and `Knobs`, with those of the training loop.
-- `diff`: the lines for an explorer: the person's own code with changes, else those of `lines` as a diff.
+- `lines`: all lines for a `Step` and `Knobs`, with the training loop.
+- `diff`: the lines for an explorer: the person's own code with changes, else the lines of `lines`.
 - `own_code`, `own_loop`, `own_lines`, `own_step`, `edits`: the training loop in a person's source, found through its
   syntax tree, and changed with their names; `Unclear` where that is not safe.
 - `model`: the lines that change the model, which each knob has itself (`Knob.model_lines`).

@@ -1,7 +1,6 @@
-"""Knobs as a diff: the lines of a training script as written, against those with the same effect as the knobs.
+"""Write knobs as a diff of a training script: of a person's own code if it is known, else of typical lines.
 
-In: a `Step` (or None), `Knobs`, and a person's own code if it is known. Out: lines with ``+``, ``-`` or a space before
-each, and ``@`` before the place of those that follow.
+A line of the diff begins with ``+``, ``-`` or a space, and with ``@`` where it names the place of the next lines.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def source_diff(own: OwnCode, changed: str) -> str:
 def diff(step: Step | None, knobs: Knobs) -> str:
     """Return the lines of `codegen.lines.lines` as a diff; empty if the knobs change nothing.
 
-    Lines that replace nothing of the loop, the optimizer or the batch are all new. Names are those of `lines`.
+    Lines that replace nothing of the loop, the optimizer or the batch are all new. Names are as in `lines`.
 
     >>> print(diff(None, Knobs(accumulation=4)))
       # model, batches, loss_function and optimizer are yours.

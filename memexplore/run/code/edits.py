@@ -57,7 +57,7 @@ class Edits:
                 text, taken = self._changed(number, line)
                 removed.update(taken)
                 deeper = "    " * self._deeper.get(number, 0)
-                result += [deeper + one if one else one for one in text.split("\n")]
+                result += [deeper + part if part else part for part in text.split("\n")]
         return "\n".join(result)
 
     def _changed(self, number: int, line: bytes) -> tuple[str, range]:
@@ -84,7 +84,7 @@ class Edits:
 
 def _first_line(node: ast.stmt) -> int:
     decorators = getattr(node, "decorator_list", [])
-    return min([node.lineno, *(one.lineno for one in decorators)])
+    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
 
 
 def _inside_texts(source: str) -> set[int]:

@@ -1,7 +1,4 @@
-"""The lines of plain PyTorch that do the same as knobs.
-
-In: a `Step` (or None) and `Knobs`. Out: text to copy into a training script.
-"""
+"""Write the lines of plain PyTorch that do the same as knobs, to copy into a training script."""
 
 from __future__ import annotations
 
@@ -100,11 +97,11 @@ def _model(step: Step | None) -> torch.nn.Module | None:
 
 
 def recorded_sites(step: Step | None, knobs: Knobs) -> Sites | None:
-    """Return the in-place sites that a run of the step with these knobs has found (`trial.run`), else None."""
+    """Return the in-place sites that an earlier run of the step with these knobs has found, else None."""
     if step is None or knobs.inplace is InPlace.AS_WRITTEN:
         return None
     wanted = of_model(knobs).replace(inplace=InPlace.AS_WRITTEN)
-    sites = [found for (plain, _), found in record_of(step).sites.items() if of_model(plain) == wanted]
+    sites = [sites_of_run for (plain, _), sites_of_run in record_of(step).sites.items() if of_model(plain) == wanted]
     return sites[-1] if sites else None
 
 
@@ -154,8 +151,11 @@ def optimizer_lines(step: Step | None, knobs: Knobs) -> Iterator[str]:
     kind, settings, groups = _optimizer_of(step, knobs)
     # Raises ValueError where the class does not have the update.
     optimizers.update_settings(kind, knobs.update)
-    arguments = [*settings.items(), *(UPDATE_ARGUMENTS[one] for one in (knobs.update,) if one in UPDATE_ARGUMENTS)]
-    given = "".join(f", {name}={literal(value)}" for name, value in arguments)
+    arguments = [
+        *settings.items(),
+        *(UPDATE_ARGUMENTS[update] for update in (knobs.update,) if update in UPDATE_ARGUMENTS),
+    ]
+    settings_text = "".join(f", {name}={literal(value)}" for name, value in arguments)
     home = f"torch.optim.{kind.__name__}"
     if getattr(torch.optim, kind.__name__, None) is not kind:
         home = kind.__name__
@@ -163,12 +163,12 @@ def optimizer_lines(step: Step | None, knobs: Knobs) -> Iterator[str]:
     if groups > 1:
         yield f"# Pass your {groups} groups of parameters instead of the parameters."
     if knobs.update is Update.IN_BACKWARD:
-        yield _IN_BACKWARD.format(made=f"{home}([weight]{given})")
+        yield _IN_BACKWARD.format(made=f"{home}([weight]{settings_text})")
     elif several(knobs) and strategy_of(knobs) is Strategy.ZERO_1:
         yield "from torch.distributed.optim import ZeroRedundancyOptimizer"
-        yield f"optimizer = ZeroRedundancyOptimizer(model.parameters(), {home}{given})"
+        yield f"optimizer = ZeroRedundancyOptimizer(model.parameters(), {home}{settings_text})"
     else:
-        yield f"optimizer = {home}(model.parameters(){given})"
+        yield f"optimizer = {home}(model.parameters(){settings_text})"
 
 
 def _optimizer_of(step: Step | None, knobs: Knobs) -> tuple[type[torch.optim.Optimizer], dict[str, Any], int]:
@@ -218,22 +218,22 @@ class _Form(NamedTuple):
 def _form(step: Step | None, count: int) -> _Form:
     batch: Any = (torch.zeros(1, 1), torch.zeros(1, dtype=torch.long)) if step is None else step.batch
     if (fields := batches.fields_of(batch)) is not None:
-        given, micro, tensors = _named(batch, fields, count)
+        unpacking, micro, tensors = _named(batch, fields, count)
         called, targets = _shared_by_name(step, fields, dict(zip(fields, tensors, strict=True)))
-        whole = "batch"
+        batch_text = "batch"
     else:
         values = list(batch) if isinstance(batch, tuple | list) else [batch]
-        given, micro, tensors = _listed(values, count)
+        unpacking, micro, tensors = _listed(values, count)
         called, targets = _shared(step, list(tensors))
-        whole = f"({given})" if isinstance(batch, tuple | list) else given
+        batch_text = f"({unpacking})" if isinstance(batch, tuple | list) else unpacking
     output = f"model({called})"
     if step is not None and step.compute_loss is not None:
-        return _Form(given, micro, tensors, "", f"compute_loss(model, {whole})")
+        return _Form(unpacking, micro, tensors, "", f"compute_loss(model, {batch_text})")
     if step is not None and step.loss is None:
         # Models of transformers have a configuration, and return an object that has the loss.
         own = isinstance(batch, dict) or hasattr(_model(step), "config")
-        return _Form(given, micro, tensors, output, "{output}.loss" if own else "{output}")
-    return _Form(given, micro, tensors, output, f"loss_function({', '.join(['{output}', *targets])})")
+        return _Form(unpacking, micro, tensors, output, "{output}.loss" if own else "{output}")
+    return _Form(unpacking, micro, tensors, output, f"loss_function({', '.join(['{output}', *targets])})")
 
 
 def _named(batch: Any, fields: dict[str, Any], count: int) -> tuple[str, tuple[str, ...], dict[str, Any]]:
@@ -251,7 +251,7 @@ def _named(batch: Any, fields: dict[str, Any], count: int) -> tuple[str, tuple[s
 
 
 def _shared_by_name(step: Step | None, fields: dict[str, Any], parts: dict[str, str]) -> tuple[str, list[str]]:
-    """Return the arguments of the model as text, and those of the loss; `parts` has the expression of each field."""
+    """Return the arguments of the model and of the loss as text; `parts` has the expression of each field."""
     if step is None or step.compute_loss is not None:
         return "**batch", ["batch"]
     call = batches.call_of(_model(step), step.loss, step.batch)
@@ -315,8 +315,8 @@ def loop_lines(step: Step | None, knobs: Knobs) -> Iterator[str]:
         body += [f"if number % {count} == 0:", *_indented(update)] if apart else update
     loop = [f"for {form.batch} in batches:", *_indented(body)]
     if apart:
-        given = f"({form.batch})" if "," in form.batch else form.batch
-        loop[0] = f"for number, {given} in enumerate(batches, 1):  # each as large as a micro-batch"
+        unpacking = f"({form.batch})" if "," in form.batch else form.batch
+        loop[0] = f"for number, {unpacking} in enumerate(batches, 1):  # each as large as a micro-batch"
     if scaled:
         yield 'scaler = torch.amp.GradScaler("cuda")'
     if not trains:

@@ -1,6 +1,6 @@
-"""A person's own source code, and a change of it in progress.
+"""Hold a person's own source code, and a change of it in progress.
 
-In: source code and the values of its names. Out: `Change`, with the parts of the syntax tree that its steps share.
+A `Change` has the parts of the syntax tree that its steps share.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class OwnCode:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Change:
-    """A source on its way to the one with the lines of knobs."""
+    """A source in which the lines of knobs are being inserted."""
 
     own: OwnCode
     knobs: Knobs
@@ -88,5 +88,5 @@ def fixed_names(loop: OwnLoop) -> set[str]:
     local = {node.id for node in ast.walk(loop.repeated) if is_stored(node)}
     if loop.function is not None and loop.repeated is loop.function:
         arguments = loop.function.args
-        local |= {one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+        local |= {argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
     return (names(loop.tree) - local) | {loop.model, loop.optimizer, loop.scaler}

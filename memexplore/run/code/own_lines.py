@@ -1,7 +1,6 @@
-"""A person's own training code with the lines of knobs: their names, their indentation, and only the lines that change.
+"""Change a person's own training code as knobs do, with their names and indentation, and only where it must change.
 
-In: source code with a training loop, `Knobs`, and the values of its names. Out: the changed source, which runs as it
-is. What cannot be changed safely raises `Unclear`.
+The changed source runs as it is. What cannot be changed safely raises `Unclear`.
 """
 
 from __future__ import annotations
@@ -119,7 +118,7 @@ def _begin(tree: ast.Module, edits: Edits, own: OwnCode, knobs: Knobs, added: li
     body = "\n".join([*first, *added])
     missing = [line for line in imports(body) if line.split()[-1] not in _imported(tree) | own.names.keys()]
     lines = [*missing, *(line for line in added if line.startswith("from ")), *first]
-    statements = [one for one in tree.body if not _is_head(one)]
+    statements = [statement for statement in tree.body if not _is_head(statement)]
     if lines and statements:
         edits.insert_first(statements[0], list(dict.fromkeys(lines)))
 
@@ -142,9 +141,9 @@ def _model(change: Change) -> tuple[torch.nn.Module | None, str]:
     made = change.loop.optimizer_made
     if made is not None:
         assert isinstance(made.statement, ast.Assign)
-        given = {node.id for node in ast.walk(made.statement.value) if isinstance(node, ast.Name)}
+        names_read = {node.id for node in ast.walk(made.statement.value) if isinstance(node, ast.Name)}
         roles = roles_of(change.own.names)
-        models = [one for one in given if roles.get(one) is Role.MODEL]
+        models = [name_read for name_read in names_read if roles.get(name_read) is Role.MODEL]
         name = models[0] if len(models) == 1 else _parameters_of(made.statement.value) or name
     value = change.own.names.get(name)
     return (value if isinstance(value, torch.nn.Module) else None), name
@@ -176,19 +175,19 @@ def _change_optimizer(change: Change) -> None:
     assert isinstance(call, ast.Call)
     if not call.args:
         raise Unclear("the parameters of its optimizer are not its first argument")
-    kind, given = ast.unparse(call.func), {word.arg: change.text(word.value) for word in call.keywords}
-    if None in given or len(call.args) > 1:
+    kind, arguments_by_name = ast.unparse(call.func), {word.arg: change.text(word.value) for word in call.keywords}
+    if None in arguments_by_name or len(call.args) > 1:
         raise Unclear("the arguments of its optimizer have no names")
     if knobs.optimizer is not Optimizer.AS_WRITTEN:
         made_of, settings = KINDS[knobs.optimizer]
         optimizers.update_settings(made_of, knobs.update)
         kind = f"torch.optim.{made_of.__name__}"
-        given = {name: literal(value) for name, value in settings.items()}
+        arguments_by_name = {name: literal(value) for name, value in settings.items()}
     if knobs.update is not Update.AS_WRITTEN:
-        given = {name: text for name, text in given.items() if name not in ("foreach", "fused")}
+        arguments_by_name = {name: text for name, text in arguments_by_name.items() if name not in ("foreach", "fused")}
         name, value = UPDATE_ARGUMENTS[knobs.update]
-        given[name] = repr(value)
-    arguments = ", ".join([change.text(call.args[0]), *(f"{name}={text}" for name, text in given.items())])
+        arguments_by_name[name] = repr(value)
+    arguments = ", ".join([change.text(call.args[0]), *(f"{name}={text}" for name, text in arguments_by_name.items())])
     change.added.append(kind)
     change.edits.replace(call, f"{kind}({arguments})")
 
@@ -215,11 +214,15 @@ def _change_batch(change: Change, samples: int) -> None:
 
 def _defined(tree: ast.Module) -> set[str]:
     """Return the names that code defines at its top level: variables, functions, classes and imports."""
-    found = {
-        node.id for one in tree.body if not isinstance(one, _DEFINITIONS) for node in ast.walk(one) if is_stored(node)
+    defined = {
+        node.id
+        for statement in tree.body
+        if not isinstance(statement, _DEFINITIONS)
+        for node in ast.walk(statement)
+        if is_stored(node)
     }
-    found |= {one.name for one in tree.body if isinstance(one, _DEFINITIONS)}
-    return found | _imported(tree)
+    defined |= {statement.name for statement in tree.body if isinstance(statement, _DEFINITIONS)}
+    return defined | _imported(tree)
 
 
 def _imported(tree: ast.Module) -> set[str]:

@@ -1,6 +1,6 @@
-"""The training loop in a person's own source: the statements that a knob changes, and the names that they use.
+"""Find the training loop in a person's own source: the statements that a knob changes, and the names that they use.
 
-In: source code, and the roles of names that ran. Out: an `OwnLoop`, or `Unclear` with the reason.
+Where that is not clear, `Unclear` has the reason.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ def roles_of(names: Mapping[str, Any]) -> dict[str, Role]:
     >>> roles_of({"net": torch.nn.Linear(1, 1), "x": torch.zeros(1)})
     {'net': <Role.MODEL: 1>}
     """
-    found = ((name, role) for name, value in names.items() for kind, role in _KINDS.items() if isinstance(value, kind))
+    typed = ((name, role) for name, value in names.items() for kind, role in _KINDS.items() if isinstance(value, kind))
     # A criterion is a module without weights.
     return {
         name: role
-        for name, role in found
+        for name, role in typed
         if not name.startswith("_") and (role is not Role.MODEL or next(names[name].parameters(), None) is not None)
     }
 
 
-class Place(NamedTuple):
+class StatementPosition(NamedTuple):
     """A statement by the list that holds it."""
 
     body: list[ast.stmt]
@@ -85,9 +85,9 @@ class OwnLoop(NamedTuple):
     scaler: str
     autocast: ast.withitem | None
     """The item of a `with` statement that casts the forward pass."""
-    optimizer_made: Place | None
+    optimizer_made: StatementPosition | None
     """The statement that makes the optimizer."""
-    loop: Place
+    loop: StatementPosition
     """The outermost statement that repeats the step, in the scope of the step."""
     repeated: ast.AST
     """The innermost loop around the step, or the function that holds it; without either the whole source."""
@@ -98,7 +98,7 @@ class OwnLoop(NamedTuple):
 def find_loop(source: str, roles: Mapping[str, Role]) -> OwnLoop:
     """Return the training step of a source.
 
-    `roles` are those of the names after the source has run; the names to which `….parameters()` belongs are models as
+    `roles` are the roles of names after the source has run; the names to which `….parameters()` belongs are models as
     well. Raises Unclear where there is none, or more than one, and SyntaxError for a source that is not Python.
     """
     tree = ast.parse(source)
@@ -109,34 +109,39 @@ def find_loop(source: str, roles: Mapping[str, Role]) -> OwnLoop:
         raise Unclear("its call of backward() is part of another expression")
     assert isinstance(call.func, ast.Attribute)
     made = _optimizer_made(tree, parents)
-    function = next((one for one in _above(place.statement, parents) if isinstance(one, _FUNCTIONS)), None)
+    function = next(
+        (ancestor for ancestor in _above(place.statement, parents) if isinstance(ancestor, _FUNCTIONS)), None
+    )
     known = dict(roles) | dict.fromkeys(made.models, Role.MODEL) | dict.fromkeys(made.places, Role.OPTIMIZER)
     known |= _scalers(tree)
     known |= _parameter_roles(tree, function, known)
     before = place.body[: place.at + 1]
-    found = [
+    calls = [
         (at, node)
         for at, statement in enumerate(before)
         for node in ast.walk(statement)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and known.get(node.func.id) is Role.MODEL
     ]
-    names = {node.func.id for _, node in found if isinstance(node.func, ast.Name)}
-    if not found:
+    names = {node.func.id for _, node in calls if isinstance(node.func, ast.Name)}
+    if not calls:
         raise Unclear("no call of a known model precedes its backward()")
     if len(names) > 1:
         raise Unclear(f"several models are called before its backward(): {', '.join(sorted(names))}")
     loss, scaler = call.func.value, ""
     if isinstance(loss, ast.Call) and isinstance(loss.func, ast.Attribute) and loss.func.attr == "scale":
         scaler, loss = ast.unparse(loss.func.value), loss.args[0]
-    first = found[0][0]
+    first = calls[0][0]
     update, optimizer = _update(tree, known)
     model = names.pop()
-    innermost = next((one for one in _above(place.statement, parents) if isinstance(one, (*_LOOPS, *_FUNCTIONS))), tree)
+    innermost = next(
+        (ancestor for ancestor in _above(place.statement, parents) if isinstance(ancestor, (*_LOOPS, *_FUNCTIONS))),
+        tree,
+    )
     only = next(iter(made.places.values())) if len(made.places) == 1 else None
     return OwnLoop(
         tree=tree,
         model=model,
-        calls=[node for _, node in found],
+        calls=[node for _, node in calls],
         body=place.body,
         first=first,
         backward=place.at,
@@ -153,7 +158,7 @@ def find_loop(source: str, roles: Mapping[str, Role]) -> OwnLoop:
     )
 
 
-def statement_place(tree: ast.Module, node: ast.AST) -> Place:
+def statement_place(tree: ast.Module, node: ast.AST) -> StatementPosition:
     """Return the innermost statement that holds a node."""
     return _place(node, {child: parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)})
 
@@ -178,18 +183,18 @@ def _above(node: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> Iterator[ast.AS
         yield node
 
 
-def _place(node: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> Place:
+def _place(node: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> StatementPosition:
     statement = node
     while not isinstance(statement, ast.stmt):
         statement = parents[statement]
     parent = parents[statement]
     for _, value in ast.iter_fields(parent):
         if isinstance(value, list) and statement in value:
-            return Place(value, value.index(statement))
+            return StatementPosition(value, value.index(statement))
     raise AssertionError("a statement is in a list of its parent")
 
 
-def _outermost_loop(place: Place, parents: Mapping[ast.AST, ast.AST]) -> Place:
+def _outermost_loop(place: StatementPosition, parents: Mapping[ast.AST, ast.AST]) -> StatementPosition:
     outermost: ast.AST = place.statement
     for node in (place.statement, *_above(place.statement, parents)):
         if isinstance(node, _FUNCTIONS):
@@ -202,7 +207,7 @@ def _outermost_loop(place: Place, parents: Mapping[ast.AST, ast.AST]) -> Place:
 class _Made(NamedTuple):
     """Statements ``name = Optimizer(model.parameters(), …)``."""
 
-    places: dict[str, Place]
+    places: dict[str, StatementPosition]
     models: set[str]
 
 
@@ -246,30 +251,30 @@ def _parameter_roles(
     """Return the roles of a function's parameters, from the names with which the source calls it."""
     if function is None:
         return {}
-    names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
-    found: dict[str, Role] = {}
+    names = [parameter.arg for parameter in (*function.args.posonlyargs, *function.args.args)]
+    parameter_roles: dict[str, Role] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == function.name:
-            given = [*zip(names, node.args, strict=False), *((word.arg, word.value) for word in node.keywords)]
-            for name, value in given:
+            passed = [*zip(names, node.args, strict=False), *((word.arg, word.value) for word in node.keywords)]
+            for name, value in passed:
                 if name is not None and isinstance(value, ast.Name) and value.id in roles:
-                    found[name] = roles[value.id]
-    return found
+                    parameter_roles[name] = roles[value.id]
+    return parameter_roles
 
 
 def _update(tree: ast.Module, roles: Mapping[str, Role]) -> tuple[ast.Call | None, str]:
     """Return the call that updates the weights, and the name of the optimizer; None where it is not clear."""
-    found: list[tuple[ast.Call, str]] = []
+    updates: list[tuple[ast.Call, str]] = []
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "step":
             continue
         holder = node.func.value
         role = roles.get(holder.id) if isinstance(holder, ast.Name) else None
         if role is Role.OPTIMIZER and not node.args and not node.keywords:
-            found.append((node, ast.unparse(holder)))
+            updates.append((node, ast.unparse(holder)))
         elif role is Role.SCALER and len(node.args) == 1:
-            found.append((node, ast.unparse(node.args[0])))
-    return found[0] if len(found) == 1 else (None, "")
+            updates.append((node, ast.unparse(node.args[0])))
+    return updates[0] if len(updates) == 1 else (None, "")
 
 
 def _autocast(forward: list[ast.stmt]) -> ast.withitem | None:

@@ -1,7 +1,4 @@
-"""Forward and backward pass of a person's own training step, changed as knobs of the loop do.
-
-In: a `Change`. Out: its edits have micro-batches, casts, autocast and a gradient scaler.
-"""
+"""Edit forward and backward pass of a person's own training step: micro-batches, casts, autocast, gradient scaler."""
 
 from __future__ import annotations
 
@@ -76,7 +73,11 @@ def _split_inline(change: Change, share: str, *, wraps: bool) -> None:
 def _last_of_forward(change: Change) -> ast.stmt:
     """Return the last statement that computes the loss."""
     name = _loss_name(change)
-    stores = [one for one in change.forward if any(is_stored(node) and node.id == name for node in ast.walk(one))]
+    stores = [
+        statement
+        for statement in change.forward
+        if any(is_stored(node) and node.id == name for node in ast.walk(statement))
+    ]
     if not stores:
         raise Unclear("its loss is computed elsewhere")
     return stores[-1]
@@ -122,38 +123,38 @@ def _tensors(change: Change) -> Iterator[str]:
     """Yield the names of the tensors of a batch: arguments of the model and of the loss, made before the step."""
     loop = change.loop
     step = loop.body[loop.first : loop.backward + 1]
-    made = {node.id for one in step for node in ast.walk(one) if is_stored(node)}
-    functions = {id(call.func) for one in step for call in ast.walk(one) if isinstance(call, ast.Call)}
-    owners = {id(node.value) for one in step for node in ast.walk(one) if isinstance(node, ast.Attribute)}
+    made = {node.id for statement in step for node in ast.walk(statement) if is_stored(node)}
+    functions = {id(call.func) for statement in step for call in ast.walk(statement) if isinstance(call, ast.Call)}
+    owners = {id(node.value) for statement in step for node in ast.walk(statement) if isinstance(node, ast.Attribute)}
     others = fixed_names(loop)
-    found: dict[str, None] = {}
-    for call in (node for one in step for node in ast.walk(one) if isinstance(node, ast.Call)):
+    batch_names: dict[str, None] = {}
+    for call in (node for statement in step for node in ast.walk(statement) if isinstance(node, ast.Call)):
         for part in (*call.args, *(word.value for word in call.keywords)):
             if isinstance(part, ast.Name) and part.id not in made and part.id not in others:
-                found[part.id] = None
+                batch_names[part.id] = None
             elif isinstance(part, ast.Starred | ast.Subscript):
                 raise Unclear("its batch is not a tensor with a name")
     used = {
         node.id
-        for one in step
-        for node in ast.walk(one)
+        for statement in step
+        for node in ast.walk(statement)
         if isinstance(node, ast.Name) and id(node) not in functions | owners
     } - made - others  # fmt: skip
-    if not found or used - set(found):
+    if not batch_names or used - set(batch_names):
         raise Unclear("it is not clear which of its names get a new batch in each step")
-    for name in found:
+    for name in batch_names:
         value = change.own.names.get(name)
         if value is not None and not (isinstance(value, torch.Tensor) and value.dim()):
             raise Unclear(f"{name} is no tensor with samples")
-    yield from found
+    yield from batch_names
 
 
 def _casts(change: Change) -> Iterator[str]:
     knobs = change.knobs
     if knobs.memory_format is MemoryFormat.AS_WRITTEN and knobs.precision is not Precision.ALL_BF16:
         return
-    given: list[ast.expr] = [argument for call in change.loop.calls for argument in call.args]
-    for argument in given:
+    inputs: list[ast.expr] = [argument for call in change.loop.calls for argument in call.args]
+    for argument in inputs:
         if not isinstance(argument, ast.Name):
             raise Unclear("the input of its model has no name")
         name = argument.id

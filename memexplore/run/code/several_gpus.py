@@ -1,6 +1,6 @@
-"""The lines that train a model on several GPUs: the process group, and torch's own wrappers.
+"""Write the lines that train a model on several GPUs: the process group, and torch's own wrappers.
 
-In: a model (or None) and `Knobs`. Out: pieces of text, which `lines` puts before and after those of the model.
+`lines` puts them before and after the lines of the model.
 """
 
 from __future__ import annotations
@@ -100,16 +100,16 @@ def _sharded(model: nn.Module | None, knobs: Knobs, dimensions: tuple[str, ...],
         options.append("offload_policy=CPUOffloadPolicy()")
     if knobs.strategy is Strategy.FSDP2_NO_RESHARD:
         options.append("reshard_after_forward=False")
-    given = ", ".join(options)
+    arguments = ", ".join(options)
     yield f"from torch.distributed.fsdp import {', '.join(sorted(names))}"
     yield "# The model is on the CPU: fully_shard moves one block after the other to the GPU."
-    found = [] if model is None else [block.names for block in blocks(model)]
-    if not found:
+    block_names = [] if model is None else [block.names for block in blocks(model)]
+    if not block_names:
         yield "# First the same for each of the repeated blocks of the model."
-    elif all(len(one) == 1 for one in found):
-        listed = "".join(f"    {name!r},\n" for (name,) in found)
-        yield f"for name in [\n{listed}]:\n    fully_shard(model.get_submodule(name), {given})"
+    elif all(len(names_of_block) == 1 for names_of_block in block_names):
+        listed = "".join(f"    {name!r},\n" for (name,) in block_names)
+        yield f"for name in [\n{listed}]:\n    fully_shard(model.get_submodule(name), {arguments})"
     else:
-        listed = "".join(f"    {list(one)!r},\n" for one in found)
-        yield f"for names in [\n{listed}]:\n    fully_shard([model.get_submodule(name) for name in names], {given})"
-    yield f"fully_shard(model, {given})"
+        listed = "".join(f"    {list(names_of_block)!r},\n" for names_of_block in block_names)
+        yield f"for names in [\n{listed}]:\n    fully_shard([model.get_submodule(name) for name in names], {arguments})"
+    yield f"fully_shard(model, {arguments})"

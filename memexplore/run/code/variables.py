@@ -72,7 +72,7 @@ def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
         return
     if not isinstance(target, _SEQUENCES) or not isinstance(value, _SEQUENCES):
         return
-    if len(target.elts) != len(value.elts) or any(isinstance(one, ast.Starred) for one in target.elts):
+    if len(target.elts) != len(value.elts) or any(isinstance(element, ast.Starred) for element in target.elts):
         return
     for name, part in zip(target.elts, value.elts, strict=True):
         yield from _pairs(name, part)

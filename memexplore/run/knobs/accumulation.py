@@ -110,7 +110,7 @@ _MAX_MICRO_BATCHES = 64
 
 
 def micro_batch_counts(batch: int) -> tuple[int, ...]:
-    """Return numbers of micro-batches to try: divisors of the batch from 2 to 64, each at least twice the one before.
+    """Return numbers of micro-batches to try: divisors of the batch from 2 to 64, each at least twice the last one.
 
     >>> micro_batch_counts(48), micro_batch_counts(7), micro_batch_counts(1)
     ((2, 4, 8, 16, 48), (7,), ())

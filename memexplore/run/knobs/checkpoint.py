@@ -148,7 +148,7 @@ class CheckpointKnob(Knob):
         yield from checkpoint_lines(code.model, value)
 
     def candidates(self, explored: Explored, gpu: Gpu) -> Iterable[Any]:
-        """Return the settings of repeated blocks, from the one that costs least."""
+        """Return the settings of repeated blocks, the cheapest first."""
         return map(Checkpoint.parse, _EFFECTS)
 
     def estimate(self, value: Any, estimate: Estimate) -> None:

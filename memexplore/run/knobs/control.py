@@ -111,7 +111,7 @@ class Control:
         return [option.value for option in self.positions(knobs)].index(self.value_of(knobs))
 
     def position(self, knobs: Knobs, index: int, label: str | None = None) -> Option:
-        """Return the option at an index; the one with a label, where the page has shown options of other knobs."""
+        """Return the option at an index, or by its label where the page has shown options of other knobs."""
         options = self.positions(knobs)
         named = [option for option in options if option.label == label]
         return named[0] if named else options[min(max(index, 0), len(options) - 1)]

@@ -79,8 +79,8 @@ def _without_training(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def scoped(*args: Any, **kwargs: Any) -> Any:
         if is_off(_DROPOUT):
-            given = dict(zip(names, args, strict=False)) | kwargs
-            return function(**{**given, "training": False})
+            by_name = dict(zip(names, args, strict=False)) | kwargs
+            return function(**{**by_name, "training": False})
         return function(*args, **kwargs)
 
     return scoped

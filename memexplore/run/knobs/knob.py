@@ -47,7 +47,7 @@ class Stage(enum.IntEnum):
     LAYOUT = enum.auto()
     ACTIVATIONS = enum.auto()
     SAVED_TENSORS = enum.auto()
-    """Hooks of saved tensors are inside those of `checkpoint="norms"`, and get the tensors first."""
+    """Hooks of saved tensors are inside the hooks of `checkpoint="norms"`, and get the tensors first."""
     RECOMPUTATION = enum.auto()
     BATCH = enum.auto()
     PRECISION = enum.auto()
@@ -254,7 +254,7 @@ class Knob:
         return self.phrase(value) if is_followed else ""
 
     def notes(self, value: Any, model: nn.Module, knobs: Knobs) -> tuple[str, ...]:
-        """Return sentences on what a value means for a model, beside those of `apply`."""
+        """Return sentences on what a value means for a model, beside the sentences of `apply`."""
         return ()
 
     def on_machine(self, value: Any, machine: Machine) -> Machine:

@@ -98,7 +98,7 @@ class Knobs:
         return Knobs(**{**self._given, **changes})
 
     def without(self, group: Group) -> Knobs:
-        """Return the same knobs with those of a group as written."""
+        """Return the same knobs, but the knobs of a group as written."""
         return Knobs(**{name: value for name, value in self._given.items() if KNOBS[name].group is not group})
 
     def __replace__(self, **changes: Any) -> Knobs:
@@ -121,8 +121,8 @@ class Knobs:
         return changes_html(repr(self), rows, [name for name in KNOBS if name not in changed])
 
 
-def _restored(given: dict[str, Any]) -> Knobs:
-    return Knobs(**given)
+def _restored(values: dict[str, Any]) -> Knobs:
+    return Knobs(**values)
 
 
 for _name, _knob in KNOBS.items():
@@ -174,7 +174,7 @@ def layers_of(knobs: Knobs) -> tuple[str, ...]:
 
 
 def knobs_of(texts: Iterable[str]) -> Knobs:
-    """Return the knobs of texts such as those of a command line.
+    """Return the knobs that texts name, as on a command line.
 
     >>> knobs_of(["batch=16", "checkpoint=every 2"])
     Knobs(checkpoint='every 2', batch=16)
@@ -182,13 +182,13 @@ def knobs_of(texts: Iterable[str]) -> Knobs:
     Raises ValueError for a text without a name, for an unknown name, and for a value that is not a setting.
     """
     names = [name for name in KNOBS if name != "variables"]
-    given: dict[str, Any] = {}
+    texts_by_name: dict[str, Any] = {}
     for text in texts:
         name, separator, value = text.partition("=")
         if not separator or name not in names:
             raise ValueError(f"{text!r} is not a knob with a value; write one such as batch=16, of {', '.join(names)}")
-        given[name] = value
-    return Knobs(**given)
+        texts_by_name[name] = value
+    return Knobs(**texts_by_name)
 
 
 def controls_of(explored: Explored) -> list[Control]:

@@ -125,8 +125,8 @@ class LoraKnob(Knob):
 class Adapted(nn.Module):
     """A linear layer plus a low-rank product: `base(x) + x @ down.T @ up.T`.
 
-    `down` has shape (rank, inputs), `up` (outputs, rank). `up` starts as zeros, so the first result equals that of the
-    base (Hu et al. 2021, section 4.1, with alpha equal to the rank).
+    `down` has shape (rank, inputs), `up` (outputs, rank). `up` starts as zeros, so the first result is the
+    base's (Hu et al. 2021, section 4.1, with alpha equal to the rank).
 
     >>> linear = nn.Linear(8, 4)
     >>> x = torch.ones(2, 8)
@@ -147,7 +147,7 @@ class Adapted(nn.Module):
         self.train(base.training)
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
-        """Return the result of the base plus that of the adapter, of shape (..., outputs)."""
+        """Return the sum of the base's and the adapter's result, of shape (..., outputs)."""
         return self.base(value) + functional.linear(functional.linear(value, self.down), self.up)
 
     @property
@@ -223,7 +223,7 @@ def add_adapters(log: UndoLog, model: nn.Module, names: tuple[str, ...], rank: i
 
 
 def linear_layers(model: nn.Module, names: tuple[str, ...]) -> tuple[dict[str, nn.Module], tuple[Skipped, ...]]:
-    """Return the linear layers that can get adapters, by name, and those that cannot."""
+    """Return the linear layers that can get adapters, by name, and the layers that cannot."""
     chosen: dict[str, nn.Module] = {}
     skipped: list[Skipped] = []
     for name in names:

@@ -60,7 +60,7 @@ class OptimizerKnob(Knob):
         return explored.optimizer_name if explored.optimizer is None else optimizer_name(explored.optimizer)
 
     def controls(self, explored: Explored) -> list[Control]:
-        """Return a list of the optimizers; the written one can have other arguments than that of the same name."""
+        """Return a list of the optimizers; the optimizer as written may have other arguments than its namesake here."""
         own = self.written(explored)
         texts = {kind: f"{kind.value}, default arguments" if kind.value == own else kind.value for kind in Optimizer}
         return [choice(self, texts, own, is_primary=True)]

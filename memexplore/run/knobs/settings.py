@@ -41,7 +41,7 @@ _OPTIONS = {
 class SettingsKnob(Knob):
     """Settings of the caching allocator, as in `PYTORCH_CUDA_ALLOC_CONF`.
 
-    They are those of a whole process, in which other tensors live: a setting on a real GPU runs on the virtual one with
+    They are of a whole process, in which other tensors live: a setting on a real GPU runs on the virtual one with
     its numbers.
     """
 

@@ -85,7 +85,7 @@ class UpdateKnob(Knob):
                 yield str(error)
 
     def written(self, explored: Explored) -> str:
-        """Return the implementation of an optimizer of torch, empty for those of other libraries.
+        """Return the implementation of an optimizer of torch, empty for optimizers of other libraries.
 
         The default of torch is "per tensor" on the CPU. Source: `torch.optim.optimizer._default_to_fused_or_foreach`;
         Adafactor and optimizers without the argument `foreach` iterate over the parameters.

@@ -125,7 +125,7 @@ class LayerNames:
         if isinstance(value, str):
             return (value,)
         names = tuple(value) if isinstance(value, Iterable) else (value,)
-        if not all(isinstance(one, str) for one in names):
+        if not all(isinstance(layer, str) for layer in names):
             raise ValueError(
                 f"{name}={value!r} is not names of layers; write {name}='encoder.0' or a list of names{self._hint}"
             )

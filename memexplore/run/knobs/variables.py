@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Assignments:
-    """Variables with their values, as pairs or a dict; those of a dict in alphabetical order."""
+    """Variables with their values, as pairs or a dict; a dict is sorted by name."""
 
     default: tuple[tuple[str, Any], ...] = ()
     examples = ((("size", 4),),)
@@ -28,7 +28,7 @@ class Assignments:
                 raise ValueError(f"{name}={value!r} is not variables with values; write {name}={{'name': value}}")
             if not isinstance(pair[1], Hashable):
                 raise ValueError(f"{name}: {pair[0]} = {pair[1]!r} is not hashable; give a number, a text or a tuple")
-        assigned = tuple((variable, one) for variable, one in pairs)
+        assigned = tuple((variable, assigned_value) for variable, assigned_value in pairs)
         return tuple(sorted(assigned, key=lambda pair: pair[0])) if isinstance(value, Mapping) else assigned
 
     def text(self, value: Any) -> str:

@@ -38,7 +38,7 @@ from memexplore.run.programs.hooks import (
 from memexplore.run.programs.made_optimizers import MadeOptimizers
 from memexplore.run.programs.micro_batches import MicroBatches
 from memexplore.run.programs.resized_inputs import Resizing, Sites
-from memexplore.run.programs.seen import Batch, Place
+from memexplore.run.programs.seen import Batch, BatchPlace
 
 
 class CannotActError(ValueError):
@@ -58,7 +58,7 @@ class Plan(NamedTuple):
     batch: Batch | None = None
     """The batch as written; None where no knob changes it."""
     sites: Sites = frozenset()
-    """Where the program makes its batch, for `Place.INPUTS`."""
+    """Where the program makes its batch, for `BatchPlace.INPUTS`."""
 
     @property
     def micro_batches(self) -> int:
@@ -68,7 +68,7 @@ class Plan(NamedTuple):
     @property
     def variables(self) -> dict[str, Any]:
         """Values of variables of a cell."""
-        by_batch = self.batch is not None and self.batch.place is Place.VARIABLE
+        by_batch = self.batch is not None and self.batch.place is BatchPlace.VARIABLE
         return dict(self.knobs.variables) | ({self.batch.name: self.size} if self.batch and by_batch else {})
 
     @property
@@ -95,7 +95,7 @@ class Plan(NamedTuple):
 
 
 class Acting:
-    """The knobs of a plan on a program, until a log is restored. `names` are those with which the program begins."""
+    """The knobs of a plan on a program, until a log is restored. `names` are the variables with which it begins."""
 
     def __init__(self, log: UndoLog, plan: Plan, names: Mapping[str, Any]) -> None:
         self._plan, self._knobs = plan, plan.knobs
@@ -116,9 +116,9 @@ class Acting:
         if "zero_grad" in changed:
             wrap_method(log, Optimizer, "zero_grad", self._zero_grad)
             wrap_function(log, (nn.Module,), "zero_grad", self._zero_grad)
-        if plan.batch is not None and plan.batch.place is Place.LOADER:
+        if plan.batch is not None and plan.batch.place is BatchPlace.LOADER:
             self._resize_loaders(log, names)
-        if plan.batch is not None and plan.batch.place is Place.VARIABLE:
+        if plan.batch is not None and plan.batch.place is BatchPlace.VARIABLE:
             wrap_method(log, argparse.ArgumentParser, "parse_known_args", self._parse)
         if plan.micro_batches > 1:
             self._micro_batches = MicroBatches(log, plan.micro_batches, names)
@@ -132,7 +132,7 @@ class Acting:
         """
         batch = self._plan.batch
         with training_loop_scope(self._knobs, device):
-            if batch is None or batch.place is not Place.INPUTS:
+            if batch is None or batch.place is not BatchPlace.INPUTS:
                 yield
             else:
                 with self._reporting_errors(), Resizing(self._plan.sites, batch.size, self._plan.size, self._calls):
@@ -199,11 +199,11 @@ class Acting:
 
     def _parse(self, parse: Any, *args: Any, **kwargs: Any) -> Any:
         """Parse the command line, and change the argument that holds the batch."""
-        given, rest = parse(*args, **kwargs)
+        options, rest = parse(*args, **kwargs)
         batch = self._plan.batch
-        if batch is not None and batch.name in vars(given):
-            setattr(given, batch.name, self._plan.size)
-        return given, rest
+        if batch is not None and batch.name in vars(options):
+            setattr(options, batch.name, self._plan.size)
+        return options, rest
 
     # -- what could not act
 
@@ -226,7 +226,7 @@ class Acting:
     def _check_inputs(self, samples: int | None) -> None:
         """Raise ValueError where the first call that trains has not the number of samples that it is to have."""
         batch = self._plan.batch
-        if batch is None or batch.place is Place.LOADER or samples == self._plan.size:
+        if batch is None or batch.place is BatchPlace.LOADER or samples == self._plan.size:
             return
         tried = f"{batch.name} = {self._plan.size}" if batch.name else "changed tensors"
         raise CannotActError(
@@ -236,7 +236,12 @@ class Acting:
 
     def _check_acted(self) -> None:
         program, batch = self._plan.program, self._plan.batch
-        if batch is not None and batch.place is Place.LOADER and not self._loaders and self._plan.size != batch.size:
+        if (
+            batch is not None
+            and batch.place is BatchPlace.LOADER
+            and not self._loaders
+            and self._plan.size != batch.size
+        ):
             raise CannotActError(
                 f"{self._fields()} cannot be changed: {program} has made no DataLoader of {batch.size} now"
             )
@@ -255,7 +260,7 @@ def acting(plan: Plan, names: Mapping[str, Any]) -> Iterator[Acting]:
     """Let knobs act on a program in the block, and restore everything afterwards.
 
     >>> data = torch.utils.data.TensorDataset(torch.zeros(8, 2))
-    >>> with acting(Plan(Knobs(batch=2), batch=Batch(Place.LOADER, 4)), {}):
+    >>> with acting(Plan(Knobs(batch=2), batch=Batch(BatchPlace.LOADER, 4)), {}):
     ...     loader = DataLoader(data, batch_size=4)
     >>> loader.batch_size, DataLoader(data, batch_size=4).batch_size
     (2, 4)

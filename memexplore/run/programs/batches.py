@@ -1,7 +1,7 @@
-"""Batches of any form: their tensors, and how a batch is passed to a model and a criterion.
+"""Find and exchange the tensors of a batch, and pass a batch to a model and a criterion.
 
-In: a tensor, or tensors in tuples, lists, mappings, NamedTuples and dataclasses. Out: the tensors, the batch with other
-tensors, or the `Call` that a training script would write for a model and a criterion.
+A batch is a tensor, or tensors in tuples, lists, mappings, NamedTuples and dataclasses. A `Call` is how a training
+script would pass it to a model and a criterion.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TARGET_NAMES = ("labels", "label", "targets", "target", "y")
 
 
 class Call(NamedTuple):
-    """The arguments of a model, and those of the criterion after the model's output."""
+    """The arguments of a model, and the arguments of the criterion after the model's output."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -61,14 +61,14 @@ def tensors(value: Any) -> list[torch.Tensor]:
     >>> [tensor.item() for tensor in tensors({"x": torch.tensor(1), "more": (torch.tensor(2), 3)})]
     [1, 2]
     """
-    found: list[torch.Tensor] = []
+    result: list[torch.Tensor] = []
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
+        result.append(tensor)
         return tensor
 
     mapped(note, value)
-    return found
+    return result
 
 
 def call_of(model: Any, loss: Callable[..., Any] | None, batch: Any) -> Call:
@@ -159,19 +159,19 @@ def _by_name(
     forward: inspect.Signature | None, loss: Callable[..., Any] | None, fields: dict[str, Any], batch: Any
 ) -> Call:
     if forward is None or _takes_any(forward):
-        given, others = fields, {}
+        arguments, others = fields, {}
     else:
         names = _names(forward)
-        given = {name: value for name, value in fields.items() if name in names}
+        arguments = {name: value for name, value in fields.items() if name in names}
         others = {name: value for name, value in fields.items() if name not in names}
-        missing = [name for name in _required(forward) if name not in given]
+        missing = [name for name in _required(forward) if name not in arguments]
         if missing or (others and loss is None):
             raise TypeError(
                 f"the batch has the names {', '.join(fields)}, and the model's forward takes "
                 f"{_texts(forward)}: rename the parts of the batch, or write "
                 "Step(..., compute_loss=function of model and batch)"
             )
-    return Call((), given, _targets(loss, fields, others, batch))
+    return Call((), arguments, _targets(loss, fields, others, batch))
 
 
 def _targets(
@@ -292,32 +292,39 @@ def _inner(model: Any) -> Any:
         if not isinstance(model, torch.nn.Module) or (taken is not None and _names(taken)):
             return model
         inner: Iterator[Any] = (getattr(model, name, None) for name in ("_orig_mod", "module", "base_model", "model"))
-        found = next((one for one in inner if isinstance(one, torch.nn.Module)), None)
-        if found is None:
+        wrapped_module = next((candidate for candidate in inner if isinstance(candidate, torch.nn.Module)), None)
+        if wrapped_module is None:
             return model
-        model = found
+        model = wrapped_module
     return model
 
 
 def _texts(taken: inspect.Signature | None) -> str:
     """Return arguments as text; ``mask=`` has a default."""
     arguments = [] if taken is None else list(taken.parameters.values())
-    texts = [f"{one.name}=" if one.default is not one.empty else str(one).split(":")[0] for one in arguments]
+    texts = [
+        f"{argument.name}=" if argument.default is not argument.empty else str(argument).split(":")[0]
+        for argument in arguments
+    ]
     return ", ".join(texts) or ("anything" if taken is None else "nothing")
 
 
 def _names(taken: inspect.Signature) -> set[str]:
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {one.name for one in taken.parameters.values() if one.kind in kinds}
+    return {parameter.name for parameter in taken.parameters.values() if parameter.kind in kinds}
 
 
 def _takes_any(taken: inspect.Signature) -> bool:
-    return any(one.kind is one.VAR_KEYWORD for one in taken.parameters.values())
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.parameters.values())
 
 
 def _required(taken: inspect.Signature) -> list[str]:
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [one.name for one in taken.parameters.values() if one.default is one.empty and one.kind not in kinds]
+    return [
+        parameter.name
+        for parameter in taken.parameters.values()
+        if parameter.default is parameter.empty and parameter.kind not in kinds
+    ]
 
 
 def _positions(taken: inspect.Signature | None) -> tuple[int, float]:
@@ -325,8 +332,10 @@ def _positions(taken: inspect.Signature | None) -> tuple[int, float]:
     if taken is None:
         return 0, math.inf
     positional = [
-        one for one in taken.parameters.values() if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+        parameter
+        for parameter in taken.parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
-    least = sum(one.default is one.empty for one in positional)
-    anything = any(one.kind is one.VAR_POSITIONAL for one in taken.parameters.values())
+    least = sum(parameter.default is parameter.empty for parameter in positional)
+    anything = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in taken.parameters.values())
     return least, math.inf if anything else len(positional)

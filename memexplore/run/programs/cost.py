@@ -32,7 +32,7 @@ class Cost(NamedTuple):
     @property
     def sent(self) -> int:
         """Bytes that this GPU sends to others."""
-        return sum(one.sent for one in self.traffic)
+        return sum(transfer.sent for transfer in self.traffic)
 
     def link_seconds(self, gpu: Gpu) -> float:
         """Return the seconds of what a GPU sends: through its node, or through the network between nodes.
@@ -43,8 +43,8 @@ class Cost(NamedTuple):
         """
         links = links_of(gpu.key, gpu.compute_capability)
         return sum(
-            one.sent / (links.network if _spans_nodes(one.ranks) else links.node).bytes_per_second
-            for one in self.traffic
+            transfer.sent / (links.network if _spans_nodes(transfer.ranks) else links.node).bytes_per_second
+            for transfer in self.traffic
         )
 
 

@@ -40,7 +40,7 @@ def expected_tape(step: Step, knobs: Knobs, machine: Machine) -> Tape | None:
     by_batch = record_of(step).settings_by_batch(knobs, gpu, step.batch_size)
     if batch in by_batch or len(by_batch) < 2:
         return None
-    nearest = sorted(by_batch, key=lambda one: abs(one - batch))[:_NEAREST]
+    nearest = sorted(by_batch, key=lambda near: abs(near - batch))[:_NEAREST]
     settings = (_between(by_batch, batch, *pair) for pair in itertools.combinations(nearest, 2))
     setting = next(filter(None, settings), None)
     if setting is None:
@@ -48,24 +48,28 @@ def expected_tape(step: Step, knobs: Knobs, machine: Machine) -> Tape | None:
     tape = setting.tape_on(gpu)
     if tape is not None:
         return tape
-    tape, whole = setting.tape_until_failure(gpu), setting.tape_on(machine.unlimited().virtual_gpu())
-    return None if tape is None or whole is None else with_whole(tape, whole)
+    tape, unlimited = setting.tape_until_failure(gpu), setting.tape_on(machine.unlimited().virtual_gpu())
+    return None if tape is None or unlimited is None else with_whole(tape, unlimited)
 
 
 def _between(by_batch: dict[int, TracedSetting], batch: int, near: int, other: int) -> TracedSetting | None:
     share = (batch - near) / (other - near)
-    one, another = by_batch[near].trace, by_batch[other].trace
-    trace = extrapolated(one, another, share) if isinstance(one, Trace) and isinstance(another, Trace) else None
+    near_trace, other_trace = by_batch[near].trace, by_batch[other].trace
+    trace = (
+        extrapolated(near_trace, other_trace, share)
+        if isinstance(near_trace, Trace) and isinstance(other_trace, Trace)
+        else None
+    )
     return None if trace is None else by_batch[near]._replace(trace=trace)
 
 
-def extrapolated(one: Trace, other: Trace, share: float) -> Trace | None:
-    """Return the trace whose sizes and shapes are those of `one` plus a share of the difference to `other`.
+def extrapolated(near: Trace, other: Trace, share: float) -> Trace | None:
+    """Return the trace whose sizes and shapes are those of `near` plus a share of the difference to `other`.
 
     Scratch memory of an op that takes it more or less often in the other trace, as sums over many samples do, is as in
-    `one`. None where the traces differ in more than that, and where a size would be negative.
+    `near`. None where the traces differ in more than that, and where a size would be negative.
     """
-    first, second = one.first, other.first
+    first, second = near.first, other.first
     rows, others = _common_rows(first, second)
     if len(rows) != len(others) or not np.array_equal(_compared(first, rows), _compared(second, others)):
         return None
@@ -77,13 +81,13 @@ def extrapolated(one: Trace, other: Trace, share: float) -> Trace | None:
     if texts is None:
         return None
     tensor[rows] = texts
-    return one.resized(first._replace(size=size, tensor=tensor))
+    return near.resized(first._replace(size=size, tensor=tensor))
 
 
 def _common_rows(first: FirstStep, second: FirstStep) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the rows of two first steps without the scratch of ops that do not take it equally often in both."""
-    scratch = [_scratch(each) for each in (first, second)]
-    counts = [Counter(_codes(each, rows)) for each, rows in zip((first, second), scratch, strict=True)]
+    scratch = [_scratch(first_step) for first_step in (first, second)]
+    counts = [Counter(_codes(first_step, rows)) for first_step, rows in zip((first, second), scratch, strict=True)]
     unequal = {code for code in counts[0].keys() | counts[1].keys() if counts[0][code] != counts[1][code]}
     return _rows_without(first, scratch[0], unequal), _rows_without(second, scratch[1], unequal)
 
@@ -125,22 +129,22 @@ def _compared(first: FirstStep, rows: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _extrapolated_texts(
-    one: NDArray[np.object_], other: NDArray[np.object_], share: float
+    near: NDArray[np.object_], other: NDArray[np.object_], share: float
 ) -> NDArray[np.object_] | None:
-    if np.array_equal(one, other):
-        return one
-    pairs = list(zip(one.tolist(), other.tolist(), strict=True))
+    if np.array_equal(near, other):
+        return near
+    pairs = list(zip(near.tolist(), other.tolist(), strict=True))
     texts = {pair: _extrapolated_text(*pair, share) for pair in set(pairs)}
     result = np.empty(len(pairs), dtype=object)
     result[:] = [texts[pair] for pair in pairs]
     return None if None in texts.values() else result
 
 
-def _extrapolated_text(one: str, other: str, share: float) -> str | None:
-    if one == other:
-        return one
-    shape, longer = shape_of(one), shape_of(other)
-    if shape is None or longer is None or len(shape) != len(longer) or dtype_of(one) != dtype_of(other):
+def _extrapolated_text(near: str, other: str, share: float) -> str | None:
+    if near == other:
+        return near
+    shape, longer = shape_of(near), shape_of(other)
+    if shape is None or longer is None or len(shape) != len(longer) or dtype_of(near) != dtype_of(other):
         return None
     extents = [round(low + share * (high - low)) for low, high in zip(shape, longer, strict=True)]
-    return tensor_text(tuple(extents), dtype_of(one))
+    return tensor_text(tuple(extents), dtype_of(near))

@@ -54,9 +54,9 @@ class Fit:
         return f"<Fit: {verdict_content(self.tape).headline}{stops}>"
 
     def __str__(self) -> str:
-        found = verdict_content(self.tape)
-        lines = [f"  at {place.text}" + (f": {place.code}" if place.code else "") for place in found.where[:1]]
-        return "\n".join([found.text, *lines])
+        content = verdict_content(self.tape)
+        lines = [f"  at {place.text}" + (f": {place.code}" if place.code else "") for place in content.where[:1]]
+        return "\n".join([content.text, *lines])
 
     def _repr_html_(self) -> str:
         return tape_html(self.tape)
@@ -104,11 +104,11 @@ def fit_of(tape: Tape) -> Fit:
 
     Raises ValueError for a program whose memory is not known, or that an error ended.
     """
-    found, kind = verdict_content(tape), verdict(tape)
-    if kind not in (Verdict.FITS, Verdict.OOM) or found.capacity is None:
-        raise ValueError(f"it is not known whether this fits: {found.headline}. {found.detail}")
-    needed = found.needed if kind is Verdict.FITS else max(found.needed, _segment_needed(tape))
-    return Fit(kind is Verdict.FITS, needed, found.capacity, stop_text(tape), tape)
+    content, kind = verdict_content(tape), verdict(tape)
+    if kind not in (Verdict.FITS, Verdict.OOM) or content.capacity is None:
+        raise ValueError(f"it is not known whether this fits: {content.headline}. {content.detail}")
+    needed = content.needed if kind is Verdict.FITS else max(content.needed, _segment_needed(tape))
+    return Fit(kind is Verdict.FITS, needed, content.capacity, stop_text(tape), tape)
 
 
 def _segment_needed(tape: Tape) -> int:
@@ -140,5 +140,10 @@ def _own_bytes(step: Step, device: torch.device) -> int:
     tensors = batches.tensors(step.batch)
     if isinstance(step.model, torch.nn.Module):
         weights = list(step.model.parameters())
-        tensors = [*tensors, *weights, *step.model.buffers(), *(each.grad for each in weights if each.grad is not None)]
+        tensors = [
+            *tensors,
+            *weights,
+            *step.model.buffers(),
+            *(weight.grad for weight in weights if weight.grad is not None),
+        ]
     return bytes_on(device, tensors)

@@ -25,7 +25,7 @@ Wrapper = Callable[..., Any]
 def wrap_method(log: UndoLog, base: type, name: str, wrapper: Wrapper) -> None:
     """Make `wrapper(method, self, ...)` run instead of a method of a class and of its subclasses, also of later ones.
 
-    Where a method calls that of its base class, the wrapper runs once.
+    Where a method calls the method of its base class, the wrapper runs once.
 
     >>> class Base:
     ...     def double(self, value):
@@ -159,7 +159,7 @@ def is_training_call(module: nn.Module) -> bool:
 def common_samples(inputs: Any) -> int | None:
     """Return the first dimension that all tensors of a model's inputs have in common, None without one.
 
-    A first dimension of 1 is that of a tensor for all samples.
+    A tensor whose first dimension is 1 is for all samples.
 
     >>> common_samples((torch.zeros(4, 3), {"mask": torch.zeros(4)}, torch.zeros(1, 3), torch.tensor(0.5)))
     4
@@ -177,5 +177,5 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
 
 def gives_parameters(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether the arguments of an optimizer's constructor are parameters, and not an optimizer to wrap."""
-    given = args[0] if args else kwargs.get("params")
-    return isinstance(given, Iterable) and not isinstance(given, str)
+    parameters = args[0] if args else kwargs.get("params")
+    return isinstance(parameters, Iterable) and not isinstance(parameters, str)

@@ -24,7 +24,7 @@ class NoModuleError(Exception):
 def script(path: pathlib.Path, arguments: list[str]) -> Callable[[], None]:
     """Return a function that runs a file like `python FILE ARGUMENTS`; `sys.exit` in it raises SystemExit.
 
-    Raises SyntaxError for a file that is not Python, OSError for one that cannot be read.
+    Raises SyntaxError for a file that is not Python, OSError for a file that cannot be read.
     """
     # Python makes the file name absolute (tracebacks show it) and puts its real folder first on sys.path.
     filename = os.path.abspath(path)
@@ -46,7 +46,7 @@ def module(name: str, arguments: list[str]) -> Callable[[], None]:
 
     def run() -> None:
         with _as_main("-m", os.getcwd(), arguments) as main:
-            spec, code = _found(name)
+            spec, code = _spec_and_code(name)
             main.__dict__.update(
                 __spec__=spec,
                 __file__=spec.origin,
@@ -76,7 +76,7 @@ def _as_main(argument: str, folder: str, arguments: list[str]) -> Iterator[types
         sys.argv, sys.path, sys.modules["__main__"] = before
 
 
-def _found(name: str) -> tuple[ModuleSpec, types.CodeType]:
+def _spec_and_code(name: str) -> tuple[ModuleSpec, types.CodeType]:
     """Return specification and code of a module, of `NAME.__main__` for a package; imports its parent packages.
 
     Raises NoModuleError with the messages of CPython's runpy.py.
@@ -105,7 +105,7 @@ def _found(name: str) -> tuple[ModuleSpec, types.CodeType]:
             raise NoModuleError("Cannot use package as __main__ module")
         try:
             importlib.import_module(name)
-            return _found(f"{name}.__main__")
+            return _spec_and_code(f"{name}.__main__")
         except NoModuleError as error:
             raise NoModuleError(f"{error}; {name!r} is a package and cannot be directly executed") from None
     get_code = getattr(spec.loader, "get_code", None)

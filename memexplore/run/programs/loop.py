@@ -19,7 +19,7 @@ from memexplore.run.programs.cost import ProgramEnded
 from memexplore.run.programs.hooks import OutermostCalls
 from memexplore.run.programs.out_of_memory import ending_out_of_memory
 from memexplore.run.programs.resized_inputs import Sites, Tracing
-from memexplore.run.programs.seen import BATCH_FIELDS, Batch, Place, Seen, watching
+from memexplore.run.programs.seen import BATCH_FIELDS, Batch, BatchPlace, Seen, watching
 
 Observe = Callable[[contextlib.AbstractContextManager[Any]], object]
 """Runs a program as written in a block."""
@@ -30,7 +30,7 @@ _UPDATES = 2
 class Loop:
     """What is known of the training loop of a program, which `program` names in messages.
 
-    `variables` are those that the program can have another value of.
+    `variables` are the variables of the program that can have another value.
     """
 
     def __init__(self, program: str, variables: Callable[[Seen], Mapping[str, Any]]) -> None:
@@ -77,7 +77,7 @@ class Loop:
     def plan(self, knobs: Knobs, run: Observe, *, is_virtual: bool) -> Plan:
         """Return how knobs act on the program.
 
-        Raises ValueError for knobs that cannot act, and for those that contradict each other or the program.
+        Raises ValueError for knobs that cannot act, or that contradict each other or the program.
         """
         changed = knobs.changed().keys()
         self._check(changed, unavailable_in(Limits(self._program, has_own_loop=True)))
@@ -88,10 +88,10 @@ class Loop:
             return Plan(knobs, self._program).checked()
         batch = self.batch
         assert batch is not None
-        if batch.place is Place.VARIABLE and batch.name in dict(knobs.variables):
+        if batch.place is BatchPlace.VARIABLE and batch.name in dict(knobs.variables):
             raise CannotActError(f"batch= and variables= both set {batch.name}: leave out one of them")
         sites: Sites = frozenset()
-        if batch.place is Place.INPUTS:
+        if batch.place is BatchPlace.INPUTS:
             reason = f"the inputs are tensors that {self._program} makes, which only a virtual GPU gives another size"
             self._check(changed, {} if is_virtual else dict.fromkeys(BATCH_FIELDS, reason))
             sites = self._traced(batch.size, run)
@@ -137,7 +137,7 @@ def ran(
 ) -> Ran:
     """Run a program in a block under the knobs of a plan, to its end or out of memory, and drop what it prints.
 
-    `names` are those with which the program begins. Closing `stack` ends the block and restores everything.
+    `names` are the variables with which the program begins. Closing `stack` ends the block and restores everything.
 
     Raises what the program raises, and ValueError for a knob that could not act.
     """

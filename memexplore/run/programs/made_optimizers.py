@@ -75,7 +75,7 @@ class MadeOptimizers:
         optimizer.__class__ = type(kind.__name__, (kind,), {"__class__": property(lambda self: written)})
 
     def _groups(self, groups: list[Any]) -> list[Any]:
-        """Return parameters or groups of them, with those that LoRA adds and without those that do not train."""
+        """Return parameters or groups of them, with LoRA's and without parameters that do not train."""
         if not (self._knobs.lora or self._knobs.frozen):
             return groups
         weights = _weights(groups)
@@ -96,8 +96,8 @@ def _weights(groups: Iterable[Any]) -> list[torch.Tensor]:
     weights: list[torch.Tensor] = []
     for part in groups:
         if isinstance(part, dict):
-            given = part["params"]
-            part["params"] = [given] if isinstance(given, torch.Tensor) else list(given)
+            members = part["params"]
+            part["params"] = [members] if isinstance(members, torch.Tensor) else list(members)
             weights += _weights(part["params"])
         else:
             weights.append(part[1] if isinstance(part, tuple) else part)
@@ -129,6 +129,6 @@ def _learning_rate(init: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """Return the learning rate with which a constructor is called, None if it has none."""
     bound = inspect.signature(init).bind(*args, **kwargs)
     bound.apply_defaults()
-    given = bound.arguments | kwargs
-    defaults = given.get("defaults")
-    return given.get("lr", defaults.get("lr") if isinstance(defaults, dict) else None)
+    arguments = bound.arguments | kwargs
+    defaults = arguments.get("defaults")
+    return arguments.get("lr", defaults.get("lr") if isinstance(defaults, dict) else None)

@@ -72,7 +72,7 @@ class MicroBatches:
         return self._calls.get(optimizer, 0) % self._count == 0
 
     def _backward(self, function: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if current_autograd_node() is not None:  # that of a checkpoint inside of another backward pass
+        if current_autograd_node() is not None:  # the backward pass of a checkpoint inside of another
             return function(tensors, *args, **kwargs)
         losses = (tensors,) if isinstance(tensors, torch.Tensor) else tensors
         with torch.enable_grad():
@@ -80,7 +80,7 @@ class MicroBatches:
         return function(shares, *args, **kwargs)
 
     def _step(self, step: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        if self._is_stepping or "param_groups" not in vars(optimizer):  # of a wrapper, such as that of accelerate
+        if self._is_stepping or "param_groups" not in vars(optimizer):  # of a wrapper, such as accelerate's
             return step(optimizer, *args, **kwargs)
         self.passes += 1
         self._is_stepping = True

@@ -1,7 +1,4 @@
-"""The optimizer of a step: as written, or of another class, or with another implementation of its update.
-
-In: `Step.optimizer`, `Knobs` and the weights. Out: a new optimizer of these weights.
-"""
+"""Make the optimizer of a step: as written, of another class, or with another implementation of its update."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from memexplore.torch_internals.state import OPTIMIZER_HOOKS
 Written = Callable[..., torch.optim.Optimizer] | torch.optim.Optimizer | None
 
 
-def written(given: Any) -> Written:
+def written(optimizer: Any) -> Written:
     """Return `Step.optimizer` as a function of the parameters or an optimizer; a name becomes a class of torch.
 
     >>> written("adamw") is torch.optim.AdamW, written("SGD with momentum").keywords["momentum"]
@@ -31,22 +28,22 @@ def written(given: Any) -> Written:
 
     Raises ValueError for a name that torch does not have, TypeError for any other value.
     """
-    if given is None or isinstance(given, torch.optim.Optimizer):
-        return given
-    if isinstance(given, str):
-        return _named(given)
-    if not callable(given):
+    if optimizer is None or isinstance(optimizer, torch.optim.Optimizer):
+        return optimizer
+    if isinstance(optimizer, str):
+        return _named(optimizer)
+    if not callable(optimizer):
         raise TypeError(
-            f"optimizer={given!r} is not an optimizer; write a name such as 'adamw', a class such as "
+            f"optimizer={optimizer!r} is not an optimizer; write a name such as 'adamw', a class such as "
             "torch.optim.AdamW, or a function of the parameters"
         )
-    first = next(iter(parameters), None) if (parameters := _parameters(given)) is not None else None
+    first = next(iter(parameters), None) if (parameters := _parameters(optimizer)) is not None else None
     if first in ("model", "module", "net"):
         raise TypeError(
             f"optimizer= is called with the list of parameters, and the first argument of this function is called "
             f"{first}. Write lambda parameters: torch.optim.AdamW(parameters)"
         )
-    function: Callable[..., torch.optim.Optimizer] = given
+    function: Callable[..., torch.optim.Optimizer] = optimizer
     return function
 
 
@@ -56,9 +53,9 @@ def _named(name: str) -> Callable[..., torch.optim.Optimizer]:
         for key, value in vars(torch.optim).items()
         if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer
     }
-    found = classes.get(name.strip().lower().removeprefix("torch.optim."))
-    if found is not None:
-        return found
+    kind = classes.get(name.strip().lower().removeprefix("torch.optim."))
+    if kind is not None:
+        return kind
     if name.strip().lower() in ("sgd with momentum", "momentum"):
         kind, settings = KINDS[Optimizer.MOMENTUM]
         return functools.partial(kind, **settings)

@@ -18,7 +18,7 @@ from memexplore.tape import Phase, Source, Tape
 
 
 class Outcome(NamedTuple):
-    """The numbers of one setting; sizes in bytes. The peaks are those of the whole run, whether or not it fits."""
+    """The numbers of one setting; sizes in bytes. The peaks are of the whole run, whether or not it fits."""
 
     knobs: Knobs
     gpu: str

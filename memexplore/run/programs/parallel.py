@@ -1,8 +1,8 @@
-"""Training of a model on several GPUs, as one rank: the process group, torch's own wrappers, and the model restored.
+"""Train a model on several GPUs, as one rank, by torch's own wrappers; the training loop uses `Parallel`.
 
-In: `Knobs` and a model on the CPU, while a virtual GPU is on. Out: `Parallel`, which the training loop uses. The model
-gets parameters of its own for the block, without values; its own are never touched. The rank is 0, which has the
-largest shards; only the optimizer state of ZeRO-1 may be larger on another, which then is the rank.
+The model is on the CPU, and a virtual GPU is on. The model gets parameters of its own for the block, without values;
+its own are never touched. The rank is 0, which has the largest shards; only the optimizer state of ZeRO-1 may be larger
+on another, which then is the rank.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def wrapped(
     if strategy in FSDP:
         _shard(model, units, knobs, mesh)
     called = model
-    if strategy in (Strategy.DDP, Strategy.ZERO_1) and any(one.requires_grad for one in model.parameters()):
+    if strategy in (Strategy.DDP, Strategy.ZERO_1) and any(weight.requires_grad for weight in model.parameters()):
         called = replicated(model)
     return Parallel(
         called,
@@ -106,7 +106,7 @@ def _in_kinds(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         {**group, "params": chosen}
         for group in groups
         for is_shared in (True, False)
-        if (chosen := [one for one in group["params"] if tensor_parallel.is_shared(one) is is_shared])
+        if (chosen := [weight for weight in group["params"] if tensor_parallel.is_shared(weight) is is_shared])
     ]
     return type(optimizer)(split, **settings)
 
@@ -180,12 +180,12 @@ def _without_values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _replacements(originals: list[Original]) -> dict[int, nn.Parameter]:
-    found = {}
+    replacements = {}
     for module, name, parameter in originals:
         now = parameters_of(module).get(name)
         if now is not None:
-            found[id(parameter)] = now
-    return found
+            replacements[id(parameter)] = now
+    return replacements
 
 
 # --- DDP and ZeRO-1 ---------------------------------------------------------------------------------------------------

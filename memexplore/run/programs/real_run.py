@@ -1,8 +1,4 @@
-"""One run of a step on a real device: recorded, timed, and undone.
-
-In: a `Step`, `Knobs` and a `torch.device`. Out: a `RealRun`, the tape of some steps, the applied knobs
-and the time of one step.
-"""
+"""Run a step on a real device: record it, time it, and undo what it has changed."""
 
 from __future__ import annotations
 

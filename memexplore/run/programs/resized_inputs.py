@@ -52,11 +52,11 @@ class Tracing(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if self.calls is None or self.calls.depth:
             return result
-        given = tensors_of((args, kwargs))
-        if any(value.requires_grad and not value.is_leaf for value in given):
-            self._need(given)
+        used = tensors_of((args, kwargs))
+        if any(value.requires_grad and not value.is_leaf for value in used):
+            self._need(used)
             return result
-        origins = {site for value in given for site in self._origins.get(value, ())}
+        origins = {site for value in used for site in self._origins.get(value, ())}
         for value in tensors_of(result):
             if value.requires_grad:
                 continue
@@ -88,8 +88,8 @@ class Resizing(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._calls.depth:
             return func(*args, **kwargs)
-        given = tensors_of((args, kwargs))
-        if any(value in self._resized for value in given):
+        used = tensors_of((args, kwargs))
+        if any(value in self._resized for value in used):
             result = func(*args, **kwargs)
         elif _site(func) in self._sites:
             result = self._with_size(func, args, kwargs)

@@ -1,8 +1,9 @@
-"""Scratch requests in traces: blocks without a tensor that an op takes and frees again, on some batch sizes only.
+"""Exchange the scratch requests of an earlier trace for those of another batch size.
 
-In: the trace of an earlier run, and the first step of another run whose ops take other scratch memory, such as a sum
-that is split from some size on. Out: the earlier trace with the other scratch requests in both of its steps. What an op
-takes depends on its arguments, so an op of the second step takes what the same op of the first step takes.
+A scratch request is a block without a tensor that an op takes and frees again, for some batch sizes only, such as a sum
+that is split from some size on. The new run's first step shows which scratch memory its ops take; both steps of the
+earlier trace get it. What an op takes depends on its arguments, so an op of the second step takes what the same op of
+the first step takes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def with_scratch_of(trace: Trace, begun: FirstStep, end: int) -> Trace | None:
     """Return a trace with the scratch requests of another first step; None if the steps differ in more than these.
 
     `begun` is the other step up to the row that has the number `end` in the first step of the trace. Sizes and shapes
-    of all other requests are those of the trace.
+    of all other requests are as in the trace.
     """
     before = trace.first
     old = _scratch_rows(before)
@@ -116,7 +117,7 @@ def _groups(begun: FirstStep, scratch: NDArray[np.bool_], core: NDArray[np.int64
 
 
 def _request(first: FirstStep, row: int) -> int:
-    """Return the request of a row: itself, or that of the block that it frees."""
+    """Return the request of a row: the row itself, or for a free the request of its block."""
     entry = first.compared[row]
     return row if entry[ACTION] == Action.ALLOC else int(entry[BLOCK])
 
@@ -168,7 +169,7 @@ def _places(trace: Trace, core: list[int], groups: list[_Group]) -> list[_Place]
 
 
 class _Row(NamedTuple):
-    """One inserted row; columns that are not here are those of the row beside it."""
+    """One inserted row; its other columns are as in the row beside it."""
 
     beside: int
     source: int
@@ -214,7 +215,7 @@ def _rows(begun: FirstStep, place: _Place, stack: int, addresses: int) -> Iterat
 def _with_rows(
     trace: Trace, begun: FirstStep, old: NDArray[np.bool_], moved: NDArray[np.int64], places: list[_Place]
 ) -> Trace:
-    """Return the trace without its own scratch requests and with those of the groups."""
+    """Return the trace with the scratch requests of the groups in place of its own."""
     tape, source, shape = trace.tape, trace.size_source, trace.tensor_source
     count = len(old)
     rows: list[_Row] = []

@@ -33,7 +33,7 @@ class Script:
     environment, the working directory, random states, and its own modules, which another run imports again. Files are
     kept apart on a virtual GPU, as in `memexplore run`.
 
-    Raises SyntaxError for a file that is not Python, OSError for one that cannot be read.
+    Raises SyntaxError for a file that is not Python, OSError for a file that cannot be read.
     """
 
     target: pathlib.Path | str

@@ -36,7 +36,7 @@ BATCH_FIELDS = ("batch", "accumulation")
 """Fields of `Knobs` that cut the batch."""
 
 
-class Place(enum.Enum):
+class BatchPlace(enum.Enum):
     """Where the batch of a program can be changed, the first that applies."""
 
     LOADER = "the constructor of its DataLoader"
@@ -47,7 +47,7 @@ class Place(enum.Enum):
 class Batch(NamedTuple):
     """The batch of a program as written."""
 
-    place: Place
+    place: BatchPlace
     size: int
     name: str = ""
     """The variable or argument."""
@@ -78,20 +78,20 @@ class Seen:
     """Whole numbers that the command line gave, or that are the defaults of its arguments."""
 
     def batch(self, variables: Mapping[str, Any]) -> Batch | None:
-        """Return where the batch can be changed; `variables` are those of the program that another value can have.
+        """Return where the batch can be changed; `variables` are the variables that can have another value.
 
         >>> Seen(inputs=((8, 3),), samples=8).batch({"batch_size": 8, "test_batch": 100})
-        Batch(place=<Place.VARIABLE: 'a variable of the cell, or an argument of the command line'>, size=8, \
+        Batch(place=<BatchPlace.VARIABLE: 'a variable of the cell, or an argument of the command line'>, size=8, \
 name='batch_size')
         """
         if self.loaded is not None:
-            return Batch(Place.LOADER, self.loaded)
+            return Batch(BatchPlace.LOADER, self.loaded)
         if self.samples is None:
             return None
         named = assigned_batch({name: value for name, value in variables.items() if value == self.samples})
         if named is not None:
-            return Batch(Place.VARIABLE, self.samples, named[0])
-        return Batch(Place.INPUTS, self.samples)
+            return Batch(BatchPlace.VARIABLE, self.samples, named[0])
+        return Batch(BatchPlace.INPUTS, self.samples)
 
     def unavailable(self, program: str) -> dict[str, str]:
         """Return the knobs that cannot act on a program, which `program` names, each with the reason.
@@ -176,7 +176,7 @@ class Watch:
         return method(*args, **kwargs)
 
     def _on_backward(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        if current_autograd_node() is None:  # not that of a checkpoint inside of another backward pass
+        if current_autograd_node() is None:  # not the backward pass of a checkpoint inside of another
             if self.seen.loaded is None:
                 self._add(loaded=self._begun)
             if self._passes is not None:
@@ -184,10 +184,10 @@ class Watch:
         return function(*args, **kwargs)
 
     def _on_arguments(self, method: Any, *args: Any, **kwargs: Any) -> Any:
-        given, rest = method(*args, **kwargs)
-        numbers = {name: value for name, value in vars(given).items() if type(value) is int}
+        options, rest = method(*args, **kwargs)
+        numbers = {name: value for name, value in vars(options).items() if type(value) is int}
         self._add(arguments=tuple((dict(self.seen.arguments) | numbers).items()))
-        return given, rest
+        return options, rest
 
     def _before_step(self, *_: Any) -> None:
         self._passes = 0

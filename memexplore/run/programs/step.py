@@ -45,8 +45,8 @@ class Step:
         resize: A function ``resize(batch, samples)`` that makes a batch with another number of samples of one whose
             samples do not lie along the first dimension. Without it their number is fixed.
 
-    `loss` and `compute_loss` may yield several losses that go backward one after the other, as those of two
-    adversaries; the next is requested after the backward pass of the one before.
+    `loss` and `compute_loss` may yield several losses that go backward one after the other, as the losses of two
+    adversaries; each is requested after the backward pass of the loss before.
 
     >>> step = Step(torch.nn.Linear(8, 2), (torch.zeros(4, 8), torch.zeros(4, dtype=torch.long)),
     ...             loss=torch.nn.functional.cross_entropy, optimizer=torch.optim.SGD)
@@ -277,9 +277,9 @@ def _check_loss(loss: Any, compute_loss: Any) -> None:
 
 def _model_rejected(call: batches.Call, batch: Any, error: TypeError) -> str:
     """Return the message for a model that does not take the inputs of a batch."""
-    given = [*map(batches.kind, call.args), *(f"{name}={batches.kind(part)}" for name, part in call.kwargs.items())]
+    kinds = [*map(batches.kind, call.args), *(f"{name}={batches.kind(part)}" for name, part in call.kwargs.items())]
     return (
-        f"the model was called as model({', '.join(given)}), and does not take that ({error}). The batch is "
+        f"the model was called as model({', '.join(kinds)}), and does not take that ({error}). The batch is "
         f"{batches.kind(batch)}: write ((input, input), target), a dict with the names of the model's arguments, or "
         "Step(..., compute_loss=function of model and batch)"
     )
@@ -291,9 +291,9 @@ def _rejected(output: Any, targets: tuple[Any, ...], is_dict: bool, error: TypeE
         names = ["batch"]
     else:
         names = ["target"] if len(targets) == 1 else [f"target_{number}" for number in range(1, len(targets) + 1)]
-    given = ", ".join(map(batches.kind, (output, *targets)))
+    kinds = ", ".join(map(batches.kind, (output, *targets)))
     return (
-        f"loss was called as loss({', '.join(['output', *names])}) with {given}, and does not take that ({error}). "
+        f"loss was called as loss({', '.join(['output', *names])}) with {kinds}, and does not take that ({error}). "
         "Change what it takes or what the batch holds, or write Step(..., compute_loss=function of model and batch)"
     )
 

@@ -1,7 +1,7 @@
-"""Results of earlier runs of a `Step`: the models they built, the traces they can reuse, the legal in-place sites.
+"""Remember what runs of a `Step` can use again: the models built, the traces, the legal in-place sites.
 
-In: a step. Out: its `StepRecord`, one for each step object, in a table of this module that holds the step by a weak
-reference: the record is dropped with the step, and a step stays a plain value that can be copied and pickled.
+Each step object has one `StepRecord`, in a table of this module that holds the step by a weak reference. So the record
+is dropped with the step, and a step stays a plain value that can be copied and pickled.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KEPT_SIMILAR = 4
 
 
 class TracedSetting(NamedTuple):
-    """A setting that was traced or derived, with the data that its trial on another GPU needs."""
+    """A setting that was traced or derived, with the data that its run on another GPU needs."""
 
     trace: Requests
     applied: ApplyReport
@@ -97,11 +97,11 @@ class StepRecord:
 
     def similar(self, knobs: Knobs, gpu: VirtualGpu, first: FirstStep) -> Trace | None:
         """Return the trace of a run from its first step and a trace of another batch or input size; else None."""
-        return self._found(knobs, gpu, lambda trace: trace.resized(first), first, lambda trace: len(trace.first.size))
+        return self._derived(knobs, gpu, lambda trace: trace.resized(first), first, lambda trace: len(trace.first.size))
 
     def continued(self, knobs: Knobs, gpu: VirtualGpu, begun: FirstStep) -> Trace | None:
         """Return the trace of a run from its first step up to the update and an earlier trace; else None."""
-        return self._found(
+        return self._derived(
             knobs,
             gpu,
             lambda trace: trace.continued(begun),
@@ -109,7 +109,7 @@ class StepRecord:
             lambda trace: -1 if trace.update is None else trace.update.row,
         )
 
-    def _found(
+    def _derived(
         self,
         knobs: Knobs,
         gpu: VirtualGpu,
@@ -123,13 +123,13 @@ class StepRecord:
         """
         traces = self.traces.get(_same_code(knobs, gpu), ())
         for trace in traces:
-            if (found := derive(trace)) is not None:
-                return found
+            if (trace_of_run := derive(trace)) is not None:
+                return trace_of_run
         for trace in traces:
             variant = with_scratch_of(trace, begun, end(trace)) if end(trace) >= 0 else None
-            if variant is not None and (found := derive(variant)) is not None:
+            if variant is not None and (trace_of_run := derive(variant)) is not None:
                 self.add_trace(knobs, gpu, variant)
-                return found
+                return trace_of_run
         return None
 
     def add_trace(self, knobs: Knobs, gpu: VirtualGpu, trace: Trace) -> None:

@@ -52,7 +52,7 @@ def execute(step: Step, knobs: Knobs, machine: Machine) -> Execution:
     """Execute two steps with some knobs on a machine, which has the GPU and the settings of the knobs already.
 
     The model is restored afterwards. On a virtual GPU earlier traces of the step are reused (see `trace_reuse`); the
-    tape is equal to that of `traced`.
+    tape is equal to the tape of `traced`.
 
     >>> from memexplore.run.machine import machine_of
     >>> from memexplore.run.programs.step import Step

@@ -1,9 +1,8 @@
-"""Trace reuse: derive step 2 of a run from an earlier run whose step 1 made the same sequence of requests.
+"""Derive the second step of a run from an earlier run whose first step made the same sequence of requests.
 
-A run is two steps. In: the recorder's events of the first step, and the tape of an earlier run of the same `Step`. Out:
-the tape of the new run, or None where its second step has to be traced as well. Two first steps are alike where their
-requests and frees are equal row for row in everything except their sizes; the second step is then the earlier second
-step with the new sizes. The requests of an update by an optimizer of torch depend on the parameters only: where those
+A run is two steps, and this saves tracing the second one. Two first steps are alike where their requests and frees are
+equal row for row in everything except their sizes; the second step is then the earlier second step with the new sizes.
+The requests of an update by an optimizer of torch depend on the parameters only: where those
 before the first update are alike, the update is not traced either. A change of only the GPU or the allocator settings
 changes no request, so nothing is traced where the same kernels run.
 """
@@ -64,7 +63,7 @@ def first_step(events: list[tuple[int, ...]], tensors: Mapping[int, str]) -> Fir
 
 
 def _by_first_use(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Number stacks in the order of their first use, as a recorder's numbers are those of all recordings."""
+    """Number stacks in the order of their first use, as a recorder numbers the stacks of all its recordings."""
     _, first, number = np.unique(numbers, return_index=True, return_inverse=True)
     return np.where(numbers < 0, numbers, np.argsort(np.argsort(first))[number])
 
@@ -96,7 +95,7 @@ class Requests:
     def until_failure(self, meta: Meta, settings: Settings) -> Tape | None:
         """Return the tape up to the request that does not fit, without the frees that follow it.
 
-        None if all requests fit, and if a kernel can do without the one that does not: then only a run shows the rest.
+        None if all requests fit, or a kernel can do without the request that fails: then only a run shows the rest.
         """
         tape = self._placed(meta, settings)
         if not _ends_out_of_memory(tape) or tape.category[-1] == Category.WORKSPACE:
@@ -217,20 +216,20 @@ def _matched(tape: Tape, number: NDArray[np.int64], count: int) -> NDArray[np.in
     early = table[number[allocs] < count].copy()
     late = table[number[allocs] >= count].copy()
     # From the last on: cuDNN takes its random state in front of a workspace, and only once.
-    early["nth"], late["nth"] = (each.groupby(keys).cumcount(ascending=False) for each in (early, late))
+    early["nth"], late["nth"] = (requests.groupby(keys).cumcount(ascending=False) for requests in (early, late))
     pairs = late.merge(early, on=[*keys, "nth"], how="left", suffixes=("", "_of"))
     matched = pairs["row_of"].fillna(-1).to_numpy(np.int64).copy()
-    _match_in_other_phase(matched, early, late, tape)
+    _match_across_phases(matched, early, late, tape)
     return matched
 
 
-def _match_in_other_phase(
+def _match_across_phases(
     matched: NDArray[np.int64], early: pandas.DataFrame, late: pandas.DataFrame, tape: Tape
 ) -> None:
-    """Match what has no match with the only request of the first step that has its op, layer, line, shape and dtype.
+    """Match a request without a match, whatever its phase, if one request of the first step is like it in all else.
 
-    Before the first forward, preparing a model for several GPUs computes with gradients, as a forward does: the first
-    batch is then copied in another phase than the second.
+    "All else" is op, layer, line, shape and dtype. Preparing a model for several GPUs computes with gradients, as a
+    forward pass does, so the first batch is copied in another phase than the second.
     """
     keys = ["op", "module", "stack", "tensor"]
     unmatched = late[(matched < 0) & (tape.tensor[late["row"]] >= 0)]

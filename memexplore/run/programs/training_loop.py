@@ -1,7 +1,4 @@
-"""The training loop of a step: micro-batches, autocast, gradient scaler, optimizer.
-
-In: a `Step`, `Knobs` and a model on its device. Out: the model is trained for some steps; a report of the loop's knobs.
-"""
+"""Train a model for some steps, as a `Step` and its knobs say: micro-batches, autocast, gradient scaler, optimizer."""
 
 from __future__ import annotations
 
@@ -48,13 +45,13 @@ def train(
     ends_before: Callable[[torch.optim.Optimizer], bool] = lambda _: False,
     across: Parallel | None = None,
 ) -> ApplyReport:
-    """Train a model on its device with the loop's knobs; those of the model are applied (`apply.of_model_in_loop`).
+    """Train a model on its device with the loop's knobs; the model's knobs are applied (`apply.of_model_in_loop`).
 
-    The loss of a micro-batch is divided by their number, so the gradients are those of the whole batch where the loss
+    The loss of a micro-batch is divided by their number, so the gradients are as for the whole batch where the loss
     is a mean over samples. `steps` yields once for each step, and is advanced when the step before has ended.
     Into `kept` go the objects that have to outlive a recording: the optimizer, the scaler and the last loss.
     `ends_before` is called before each update with the optimizer, and ends the training there by returning True.
-    `across` is the model on several GPUs; `batch` is then that of each.
+    `across` is the model on several GPUs; `batch` is then the batch of each GPU.
 
     >>> from memexplore.run.programs.step import Step
     >>> step = Step(torch.nn.Linear(4, 1), torch.ones(8, 4), loss=torch.mean)

@@ -1,7 +1,4 @@
-"""Weights and buffers that an earlier virtual GPU holds, as tensors on the CPU for the length of a block.
-
-In: a model. Out: a context manager.
-"""
+"""Put weights and buffers that an earlier virtual GPU holds on the CPU for a block."""
 
 from __future__ import annotations
 

@@ -17,11 +17,11 @@ from memexplore.run.programs.step_record import built_model
 from memexplore.tape import Tape
 
 _OTHER_COUNT = re.compile(r"batches|(^|_)(n|num|number|count|i|id|idx|index|micro)(_|$)")
-"""Variables of a cell with another number than that of the samples of a batch."""
+"""Variables of a cell whose number is not the samples of a batch."""
 
 
 def explored(step: Step, machine: Machine, tape: Tape) -> Explored:
-    """Return what an explorer knows of a step; `tape` is that of its run as written."""
+    """Return what an explorer knows of a step; `tape` is the tape of its run as written."""
     return Explored(
         machine,
         built_model(step),

@@ -16,7 +16,7 @@ from memexplore.run.knobs.knobs import KNOBS, Knobs, conflicts
 from memexplore.run.machine import Machine
 from memexplore.run.programs.cell import Cell
 from memexplore.run.programs.outcome import Outcome, extra_flops, slow_down
-from memexplore.run.programs.seen import Place
+from memexplore.run.programs.seen import BatchPlace
 from memexplore.run.programs.written import assigned_batch
 from memexplore.run.search import candidates
 from memexplore.run.search.advice import Advice, Option, Subject, rank, undominated
@@ -164,7 +164,7 @@ class CellSearch:
         A variable that holds the batch is set as such, so that the lines of the setting are the cell's.
         """
         batch = self._cell.batch
-        if batch is not None and batch.place is not Place.VARIABLE:
+        if batch is not None and batch.place is not BatchPlace.VARIABLE:
             return batch.size, lambda value: Knobs(batch=value)
         name, written = assigned_batch(self._cell.assigned()) or ("", 0)
         if batch is not None:

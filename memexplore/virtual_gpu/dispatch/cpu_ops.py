@@ -168,7 +168,7 @@ def _efficient_backward(
     dropout, mask = rest[3], rest[4]
     causal = rest[5] if len(rest) > 5 else False
     gradients = _attention_gradients(gradient, query, key, value, bias, out, dropout, causal, scale)
-    return [one if needed else None for one, needed in zip(gradients, mask, strict=True)]
+    return [gradient if needed else None for gradient, needed in zip(gradients, mask, strict=True)]
 
 
 def _cudnn(

@@ -220,7 +220,7 @@ class VirtualMode(TorchDispatchMode):
             self._plans[key] = plan
         elif plan.notes:
             for note in plan.notes:
-                notes.note(note)
+                notes.add(note)
         result = self.plan_runner.run_plan(plan, func, args, tensors, values_known)
         if traits.lane.makes_empty and self.lane is not None:
             known_values.mark_uninitialized(result)

@@ -407,7 +407,7 @@ class _Joining(NamedTuple):
 def _joined(result: Any, computed: Any, joining: _Joining) -> Any:
     """Put computed values into virtual results; return the results, with the computed ones of those on the CPU."""
     if isinstance(result, list | tuple):
-        return type(result)([_joined(one, value, joining) for one, value in zip(result, computed, strict=True)])
+        return type(result)([_joined(output, value, joining) for output, value in zip(result, computed, strict=True)])
     if not isinstance(result, VirtualTensor) or id(result) not in joining.fresh:
         return result
     if computed is None:

@@ -57,7 +57,7 @@ def _joining(original: Callable[..., Any]) -> Callable[..., Any]:
         if _is_virtual(messages):
             messages.is_coordinator = True
             if dist.get_world_size(messages.group) > 1:
-                notes.note(f"assumed: {_ASSUMED}")
+                notes.add(f"assumed: {_ASSUMED}")
 
     return construct
 

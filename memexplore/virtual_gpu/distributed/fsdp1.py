@@ -176,5 +176,5 @@ def _of_all_ranks(own: Any, group: Any, sizes_are_gathered: bool) -> list[Any]:
 def _described(own: Any, offsets: list[int], lengths: list[int], rank: int, shard: Any) -> Any:
     device: torch.device = shard.placement.device()
     place = f"{device.type}:{rank % GPUS_OF_A_NODE}" if device.type == "cuda" else str(device)
-    one = ShardMetadata(list(offsets), list(lengths), f"rank:{rank}/{place}")
-    return ShardedTensorMetadata([one], own.size, own.tensor_properties)
+    described = ShardMetadata(list(offsets), list(lengths), f"rank:{rank}/{place}")
+    return ShardedTensorMetadata([described], own.size, own.tensor_properties)

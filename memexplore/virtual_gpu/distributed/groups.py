@@ -111,7 +111,7 @@ def _new_group(original: Callable[..., Any], prepare: Callable[[], object]) -> C
             if not members:
                 DeviceState.ranks = size
             if size > 1 and not members:
-                notes.note(f"assumed: {ASSUMED}; this is rank {rank} of {size}")
+                notes.add(f"assumed: {ASSUMED}; this is rank {rank} of {size}")
         return made
 
     return make

@@ -153,7 +153,9 @@ def sender_of(path: str, rank: int, world: int, has_file: Callable[[str], bool])
     for match in re.finditer(r"\d+", path):
         number = int(match[0])
         own = {str(rank), f"{rank:0{len(match[0])}}"}
-        if rank != number < world and any(has_file(path[: match.start()] + one + path[match.end() :]) for one in own):
+        if rank != number < world and any(
+            has_file(path[: match.start()] + digits + path[match.end() :]) for digits in own
+        ):
             return number
     return 0
 

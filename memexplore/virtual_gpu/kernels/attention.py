@@ -68,7 +68,7 @@ class Call(NamedTuple):
 # --- the choice of the kernel ---------------------------------------------------------------------------------------
 
 
-def choose(call: Call) -> Kernel:
+def chosen_kernel(call: Call) -> Kernel:
     """Return the kernel that a CUDA build runs, by GPU, dtypes, shapes, mask, torch release and enabled backends.
 
     Raises RuntimeError, as PyTorch does, if no enabled backend supports the arguments.
@@ -234,7 +234,7 @@ def scaled_dot_product_attention(
 ) -> torch.Tensor:
     """The composite op as it runs on CUDA: masks and padding, then the chosen kernel."""
     call = Call(query, key, value, mask, dropout, causal, enable_gqa)
-    kernel = choose(call)
+    kernel = chosen_kernel(call)
     if mask is not None and mask.dtype is torch.bool:
         mask = _as_bias(mask, query.dtype)
     if kernel is Kernel.FLASH:
@@ -506,7 +506,7 @@ def cudnn_forward(args: Any, kwargs: Any) -> Plan:
 def cudnn_backward(args: Any, kwargs: Any) -> Plan:
     """run_cudnn_SDP_bprop in cudnn/MHA.cpp; cuDNN's workspace is an estimate."""
     query, key, value = args[1:4]
-    notes.note(
+    notes.add(
         "cuDNN's workspace for the backward pass of attention is an estimate: the query's gradient in float32 and one "
         "number for each row (range: 0 to twice that)"
     )

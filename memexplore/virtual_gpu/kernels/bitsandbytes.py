@@ -66,10 +66,10 @@ def _arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 @rule(Kind.OPS, "bitsandbytes/backends/cuda/ops.py", "bitsandbytes.int8_scaled_mm.default")
 def scaled_mm(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """`int8_scaled_mm`: the product in int32, in fp16, in the dtype (bitsandbytes/backends/default/ops.py)."""
-    given = _arguments(func, args, kwargs)
-    ops, bias, dtype = torch.ops.bitsandbytes, given["bias"], given["dtype"] or torch.float16
+    arguments = _arguments(func, args, kwargs)
+    ops, bias, dtype = torch.ops.bitsandbytes, arguments["bias"], arguments["dtype"] or torch.float16
     with runner:
-        product = ops.int8_linear_matmul.default(given["A"], given["B"])
+        product = ops.int8_linear_matmul.default(arguments["A"], arguments["B"])
         result = torch.empty_like(product, dtype=torch.float16)
         if bias is not None and bias.dtype is not torch.float16:
             # The kernel adds a bias of fp16 only.
@@ -80,11 +80,11 @@ def scaled_mm(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
 @rule(Kind.OPS, "bitsandbytes/backends/cuda/ops.py", "bitsandbytes.int8_mixed_scaled_mm.default")
 def mixed_scaled_mm(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """`int8_mixed_scaled_mm` without outlier columns (bitsandbytes/backends/default/ops.py)."""
-    given = _arguments(func, args, kwargs)
-    source = given["A"]
+    arguments = _arguments(func, args, kwargs)
+    source = arguments["A"]
     with runner:
         outliers = torch.empty(0, device=source.device, dtype=source.dtype)
         product = torch.ops.bitsandbytes.int8_scaled_mm.default(
-            *(given[name] for name in ("CA", "CB", "SCA", "SCB")), bias=given["bias"], dtype=source.dtype
+            *(arguments[name] for name in ("CA", "CB", "SCA", "SCB")), bias=arguments["bias"], dtype=source.dtype
         )
         return product, outliers

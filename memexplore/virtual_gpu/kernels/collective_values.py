@@ -35,20 +35,20 @@ class Reduction:
     """Name of a reduction in lower case, such as ``max``; empty where it is not known."""
 
 
-def follow(name: str, given: dict[str, Any], outputs: list[torch.Tensor]) -> None:
-    """Set or forget the values of the outputs of the collective `name` with the arguments `given`."""
+def follow(name: str, arguments: dict[str, Any], outputs: list[torch.Tensor]) -> None:
+    """Set or forget the values of the outputs of the collective `name` with these arguments."""
     if name == "broadcast_" and known_values.total():
-        _receive(given, outputs)
+        _receive(arguments, outputs)
     if name in _KEPT or not known_values.total():
         return
-    group = dist.ProcessGroup.unbox(given["process_group"])
+    group = dist.ProcessGroup.unbox(arguments["process_group"])
     size, rank = group.size(), group.rank()
-    agrees = "reduce_op" not in given or size == 1 or Reduction.op in _SAME_OF_EQUAL
+    agrees = "reduce_op" not in arguments or size == 1 or Reduction.op in _SAME_OF_EQUAL
     if name in ("allreduce_", "allreduce_coalesced_", "reduce_"):
         if not agrees:
             _combine(outputs, size)
         return
-    sources = _sources(name, given, size, rank) if agrees else None
+    sources = _sources(name, arguments, size, rank) if agrees else None
     if sources is None or len(sources) != len(outputs):
         _forget(outputs)
         return
@@ -63,9 +63,9 @@ def follow(name: str, given: dict[str, Any], outputs: list[torch.Tensor]) -> Non
         known_values.put(output, value.reshape(-1).repeat(copies).reshape(output.shape))
 
 
-def _receive(given: dict[str, Any], tensors: list[torch.Tensor]) -> None:
+def _receive(arguments: dict[str, Any], tensors: list[torch.Tensor]) -> None:
     """Note that another rank sends the values of tensors, such as a number that it alone has read."""
-    group, source = dist.ProcessGroup.unbox(given["process_group"]), given["root_rank"]
+    group, source = dist.ProcessGroup.unbox(arguments["process_group"]), arguments["root_rank"]
     if group.rank() == source:
         return
     for tensor in tensors:
@@ -93,24 +93,24 @@ def reduce_values(tensor: torch.Tensor, size: int) -> None:
         tensor.copy_(combine(tensor, size))
 
 
-def _sources(name: str, given: dict[str, Any], size: int, rank: int) -> Sequence[torch.Tensor | None] | None:
+def _sources(name: str, arguments: dict[str, Any], size: int, rank: int) -> Sequence[torch.Tensor | None] | None:
     """Return for each output the tensor of this rank whose values it has, repeated to its size; None for others."""
     if name in ("allgather_", "gather_"):
-        pairs = zip(given["output_tensors"], given["input_tensors"], strict=False)
+        pairs = zip(arguments["output_tensors"], arguments["input_tensors"], strict=False)
         return [own for outputs, own in pairs for _ in outputs]
     if name == "_allgather_base_":
-        return [given["input_tensor"]]
+        return [arguments["input_tensor"]]
     if name == "reduce_scatter_":
-        return [parts[rank] for parts in given["input_tensors"]]
+        return [parts[rank] for parts in arguments["input_tensors"]]
     if name == "_reduce_scatter_base_":
-        return [_part(given["input_tensor"], size, rank)]
-    if name == "alltoall_base_" and not (given["output_split_sizes"] or given["input_split_sizes"]):
-        return [_part(given["input"], size, rank)]
+        return [_part(arguments["input_tensor"], size, rank)]
+    if name == "alltoall_base_" and not (arguments["output_split_sizes"] or arguments["input_split_sizes"]):
+        return [_part(arguments["input"], size, rank)]
     if name == "alltoall_":
-        own = given["input_tensors"][rank]
-        return [own if output.shape == own.shape else None for output in given["output_tensors"]]
-    if name == "scatter_" and given["input_tensors"]:
-        return [parts[rank] for parts in given["input_tensors"]]
+        own = arguments["input_tensors"][rank]
+        return [own if output.shape == own.shape else None for output in arguments["output_tensors"]]
+    if name == "scatter_" and arguments["input_tensors"]:
+        return [parts[rank] for parts in arguments["input_tensors"]]
     return None
 
 

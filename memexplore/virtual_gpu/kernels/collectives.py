@@ -46,20 +46,20 @@ OPS = _ops()
 def run(runner: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """Run a collective: request its buffers, and return its outputs and a finished work."""
     schema = schema_of(func)
-    given = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
-    outputs, inputs = _tensors(given)
+    arguments = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
+    outputs, inputs = _tensors(arguments)
     plan_runner = runner.plan_runner
     plan_runner.collective_begins()
     name = schema.name.removeprefix("c10d::")
     if plan_runner.traffic_log is not None:
-        plan_runner.traffic_log.append(traffic.of(name, given, outputs, inputs))
+        plan_runner.traffic_log.append(traffic.of(name, arguments, outputs, inputs))
     with runner:
-        buffers = _buffers(name, given)
+        buffers = _buffers(name, arguments)
         _tag(plan_runner.observer, buffers)
-        collective_values.follow(name, given, outputs)
+        collective_values.follow(name, arguments, outputs)
     # ProcessGroupNCCL gathers into a flat buffer, which is then the output of its work.
     result = buffers if schema.name == "c10d::allgather_" and buffers else outputs
-    if given.get("async_op", True) and result:
+    if arguments.get("async_op", True) and result:
         _hold(plan_runner, result[0], [*inputs, *buffers])
     future: Any = torch.futures.Future()
     future.set_result(result)
@@ -67,11 +67,11 @@ def run(runner: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return work if len(schema.returns) == 1 else (args[0], work)
 
 
-def _tensors(given: dict[str, Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _tensors(arguments: dict[str, Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return the outputs and the inputs of a collective; tensors that are both count as outputs."""
     inputs: list[torch.Tensor] = []
     outputs: list[torch.Tensor] = []
-    for name, value in given.items():
+    for name, value in arguments.items():
         (inputs if name.startswith("input") else outputs).extend(_flat(value))
     return outputs, inputs
 
@@ -84,14 +84,14 @@ def _flat(value: Any) -> Iterable[torch.Tensor]:
             yield from _flat(entry)
 
 
-def _buffers(name: str, given: dict[str, Any]) -> list[torch.Tensor]:
+def _buffers(name: str, arguments: dict[str, Any]) -> list[torch.Tensor]:
     """Return the buffers that a collective of the default stream requests."""
     if name == "allgather_":
-        return [_flat_buffer(tensors) for tensors in given["output_tensors"] if _same_size(tensors)]
+        return [_flat_buffer(tensors) for tensors in arguments["output_tensors"] if _same_size(tensors)]
     if name == "reduce_scatter_":
-        return [_flat_buffer(tensors) for tensors in given["input_tensors"] if _same_size(tensors)]
+        return [_flat_buffer(tensors) for tensors in arguments["input_tensors"] if _same_size(tensors)]
     if name == "barrier":
-        return [given["tensor"].new_zeros(1, dtype=torch.float32)]
+        return [arguments["tensor"].new_zeros(1, dtype=torch.float32)]
     return []
 
 

@@ -69,7 +69,7 @@ def _is_distributed(value: Any) -> bool:
     if not type(value).__module__.startswith("torch.distributed.") or not value.is_cuda:
         return False
     if torch.is_autocast_enabled(BACKEND.type):
-        notes.note(AUTOCAST_NOTE)
+        notes.add(AUTOCAST_NOTE)
     return True
 
 

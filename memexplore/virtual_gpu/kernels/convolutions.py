@@ -177,7 +177,7 @@ def forward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     groups = args[8]
     if type(outputs[0]) is not NewTensor or not _uses_cudnn(source, weight, groups):
         return None
-    notes.note(HOPPER_NOTE if cuda_build.current().compute_capability >= (9, 0) else NOTE)
+    notes.add(HOPPER_NOTE if cuda_build.current().compute_capability >= (9, 0) else NOTE)
     last = _channels_last(source) or _channels_last(weight)
     if last:
         outputs[0] = _in_channels_last(outputs[0])
@@ -199,7 +199,7 @@ def backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
         order = (1, 0) if gradient.dim() == 4 else (0, 1)
         without: Requests = [Output(number) for number in order if type(outputs[number]) is NewTensor]
         return without + (_bias_gradient(gradient) if mask[2] else [])
-    notes.note(HOPPER_NOTE if cuda_build.current().compute_capability >= (9, 0) else NOTE)
+    notes.add(HOPPER_NOTE if cuda_build.current().compute_capability >= (9, 0) else NOTE)
     last = _channels_last(source) or _channels_last(weight)
     requests = _copies([gradient, source, weight] if mask[1] else [gradient, weight], last)
     for index in range(2):

@@ -148,7 +148,7 @@ def _forward_variables(longest: int, log_probs: torch.Tensor) -> int:
 @rule(Kind.PLAN, "cudnn/LossCTC.cpp", _aten._cudnn_ctc_loss.default, _aten._cudnn_ctc_loss.Tensor)
 def cudnn(args: Any, kwargs: Any) -> Plan:
     """Losses together with the gradient, which the backward pass only scales: _cudnn_ctc_loss in cudnn/LossCTC.cpp."""
-    notes.note(NOTE)
+    notes.add(NOTE)
     log_probs, targets, _, target_lengths = args[:4]
     copy: Requests = []
     longest: int = _LONGEST

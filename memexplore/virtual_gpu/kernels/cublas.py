@@ -195,7 +195,7 @@ def grouped_product(args: Any, kwargs: Any) -> Plan:
     output = _grouped_output(first, second, groups)
     rules = cuda_build.current()
     if first.dtype is torch.bfloat16 and rules.compute_capability in ((9, 0), (10, 0)):
-        notes.note(GROUPED_NOTE)
+        notes.add(GROUPED_NOTE)
         even = -(-groups // 2) * 2
         # Per group: three pointers, three 32-bit extents, three strides of 8 bytes.
         problems = even * 3 * 8 + groups * 3 * 4 + groups * 3 * 8

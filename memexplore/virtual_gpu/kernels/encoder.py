@@ -93,7 +93,10 @@ def _self_attention(
     batch, steps, width = tensor.shape
     if width // count % 8 == 0 and not need_weights and mask is None:
         heads = _heads(tensor, count)
-        if attention.choose(attention.Call(heads, heads, heads, None, 0.0, False, False)) is not attention.Kernel.MATH:
+        if (
+            attention.chosen_kernel(attention.Call(heads, heads, heads, None, 0.0, False, False))
+            is not attention.Kernel.MATH
+        ):
             parts = _aten.split.Tensor(_linear(tensor, packed_weight, packed_bias), width, -1)
             query, key, value = (_heads(part, count) for part in parts)
             context = attention.scaled_dot_product_attention(query, key, value)
@@ -115,18 +118,18 @@ def _self_attention(
 @rule(Kind.OPS, "transformers/cuda/attention.cu", _aten._native_multi_head_attention.default)
 def multi_head_attention(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """_native_multi_head_attention, where query, key and value are one tensor."""
-    given = {argument.name: argument.default_value for argument in schema_of(func).arguments}
-    given |= dict(zip(given, args, strict=False)) | kwargs
-    query, need_weights = given["query"], given["need_weights"]
-    if query is not given["key"] or query is not given["value"]:
+    arguments = {argument.name: argument.default_value for argument in schema_of(func).arguments}
+    arguments |= dict(zip(arguments, args, strict=False)) | kwargs
+    query, need_weights = arguments["query"], arguments["need_weights"]
+    if query is not arguments["key"] or query is not arguments["value"]:
         return NotImplemented
-    weights = tuple(given[name] for name in ("qkv_weight", "qkv_bias", "proj_weight", "proj_bias"))
+    weights = tuple(arguments[name] for name in ("qkv_weight", "qkv_bias", "proj_weight", "proj_bias"))
     with runner:
         result, scores = _self_attention(
-            query, given["num_head"], weights, given["mask"], given["mask_type"], need_weights
+            query, arguments["num_head"], weights, arguments["mask"], arguments["mask_type"], need_weights
         )
-        if scores is not None and given["average_attn_weights"]:
-            scores = _aten.div_.Scalar(_aten.sum.dim_IntList(scores, [1]), given["num_head"])
+        if scores is not None and arguments["average_attn_weights"]:
+            scores = _aten.div_.Scalar(_aten.sum.dim_IntList(scores, [1]), arguments["num_head"])
         # Without weights C++ returns an undefined tensor; a dispatch mode returns None for it.
         return result, scores
 

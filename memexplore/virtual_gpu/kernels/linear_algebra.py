@@ -52,7 +52,7 @@ NOTE = "workspaces of cuSOLVER and MAGMA (torch.linalg) are not counted: their s
 )
 def solver(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """An op that cuSOLVER or MAGMA carries out: its outputs, and a note that says what is not counted."""
-    notes.note(NOTE)
+    notes.add(NOTE)
     return None
 
 
@@ -83,7 +83,7 @@ def _column_major(shape: tuple[int, ...], dtype: torch.dtype) -> Any:
 @rule(Kind.PLAN, "cuda/linalg/BatchLinearAlgebraLib.cpp", _aten.geqrf.default)
 def geqrf(args: Any, kwargs: Any) -> Plan:
     """The factors in column-major order and their scales: linalg/BatchLinearAlgebraLib.cpp."""
-    notes.note(NOTE)
+    notes.add(NOTE)
     source = args[0]
     *batch, rows, columns = source.shape
     scales = new((*batch, min(rows, columns)), source.dtype)
@@ -96,7 +96,7 @@ def least_squares(args: Any, kwargs: Any) -> Plan:
 
     The solution, the residuals of a system with more rows than columns, and no rank or singular values.
     """
-    notes.note(NOTE)
+    notes.add(NOTE)
     source, right = args[:2]
     *batch, rows, columns = source.shape
     vector = right.dim() == 1 or (right.dim() == source.dim() - 1 and right.shape == source.shape[:-1])

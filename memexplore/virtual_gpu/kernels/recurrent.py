@@ -141,7 +141,7 @@ def forward(args: Any, kwargs: Any) -> Plan:
 
     The first call with dropout allocates the random state of the device before (get_dropout_state in cudnn/RNN.cpp).
     """
-    notes.note(NOTE)
+    notes.add(NOTE)
     source, weights, cell_state = args[0], args[3], args[5]
     sizes = Sizes(args)
     shape = sizes.output_shape()
@@ -189,7 +189,7 @@ def flat_copies(weights: list[torch.Tensor], count: int, dtype: torch.dtype) -> 
 @rule(Kind.OPS, "cudnn/RNN.cpp", _aten._cudnn_rnn_backward.default)
 def backward(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """_cudnn_rnn_backward: gradients of input and states, then of all weights in one buffer."""
-    notes.note(NOTE)
+    notes.add(NOTE)
     source, weights, _, _, hidden_state, cell_state, output, gradient = args[:8]
     sizes = Sizes(args[:-2])
     mask = args[-1]

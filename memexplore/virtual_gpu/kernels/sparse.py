@@ -128,7 +128,7 @@ def _bytes(tensor: Any) -> int:
 def _compute(func: Any, args: Any, result: torch.Tensor, options: dict[str, Any]) -> None:
     """Compute the values of a dense result, which may be the first argument, or make them unknown."""
     real = [_real(value) for value in args]
-    unknown = any(value is None and given is not None for value, given in zip(real, args, strict=True))
+    unknown = any(value is None and argument is not None for value, argument in zip(real, args, strict=True))
     largest = max(
         [LIMIT, *(_bytes(value) for value in real if isinstance(value, torch.Tensor) and not value.is_sparse)]
     )
@@ -222,9 +222,9 @@ def _coalesced(tensor: SparseTensor) -> tuple[torch.Tensor, torch.Tensor | None]
         notes.assume("coalesce finds no index twice")
         return None
     with disable_current_modes():
-        given = real_tensors.ones(indices.shape[1], dtype=torch.int8) if contents is None else contents
-        size = tuple(tensor.shape)[: indices.shape[0] + given.dim() - 1]
-        distinct = torch.sparse_coo_tensor(indices, given, size, check_invariants=False).coalesce()
+        values = real_tensors.ones(indices.shape[1], dtype=torch.int8) if contents is None else contents
+        size = tuple(tensor.shape)[: indices.shape[0] + values.dim() - 1]
+        distinct = torch.sparse_coo_tensor(indices, values, size, check_invariants=False).coalesce()
         return distinct.indices(), None if contents is None else distinct.values()
 
 
@@ -307,7 +307,7 @@ def _product(func: Any, matrix: Any, dense: Any) -> Any:
     """Sparse times dense: s_addmm_out_sparse_dense_cuda in SparseCUDABlas.cpp; cuSPARSE's buffer is not counted."""
     if not isinstance(matrix, SparseTensor) or isinstance(dense, SparseTensor):
         return NotImplemented
-    notes.note("workspaces of cuSPARSE are not counted: their sizes are not public")
+    notes.add("workspaces of cuSPARSE are not counted: their sizes are not public")
     return dense.new_empty((matrix.shape[0], *dense.shape[1:]))
 
 

@@ -27,9 +27,9 @@ class Traffic(NamedTuple):
     """Global numbers of the ranks that take part."""
 
 
-def of(name: str, given: dict[str, Any], outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Traffic:
-    """Return the traffic of the collective `name` with the arguments `given`."""
-    group = dist.ProcessGroup.unbox(given["process_group"])
+def of(name: str, arguments: dict[str, Any], outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> Traffic:
+    """Return the traffic of the collective `name` with these arguments."""
+    group = dist.ProcessGroup.unbox(arguments["process_group"])
     ranks = tuple(dist.get_process_group_ranks(group))
     return Traffic(name, ring_bytes(name, _bytes(outputs), _bytes(inputs), len(ranks)), ranks)
 
@@ -44,10 +44,10 @@ def is_functional(func: Any) -> bool:
 def of_functional(func: Any, args: Any) -> Traffic:
     """Return the traffic of a functional collective."""
     schema = schema_of(func)
-    given = dict(zip((argument.name for argument in schema.arguments), args, strict=False))
-    group = given["group_name"]
+    arguments = dict(zip((argument.name for argument in schema.arguments), args, strict=False))
+    group = arguments["group_name"]
     ranks = tuple(dist.get_process_group_ranks(resolve_group(group) if isinstance(group, str) else group))
-    tensors: Any = given.get("input", given.get("inputs"))
+    tensors: Any = arguments.get("input", arguments.get("inputs"))
     inputs = _bytes([tensors] if isinstance(tensors, torch.Tensor) else tensors)
     name = schema.name.removeprefix("_c10d_functional::").replace("all_reduce", "allreduce_")
     name = name.replace("broadcast", "broadcast_")

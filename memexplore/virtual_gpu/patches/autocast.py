@@ -108,8 +108,8 @@ def _all_cast(
     PyTorch casts them in the arguments of a call in C++ (`WrapFunction_` in ATen/autocast_mode.h), which gcc evaluates
     from right to left. Measured with torch 2.11 on an H100: bias, weight, input.
     """
-    given = dict(reversed([(name, _cast(value, dtype)) for name, value in reversed(kwargs.items())]))
-    return tuple(reversed([_cast(value, dtype) for value in reversed(args)])), given
+    named = dict(reversed([(name, _cast(value, dtype)) for name, value in reversed(kwargs.items())]))
+    return tuple(reversed([_cast(value, dtype) for value in reversed(args)])), named
 
 
 def _guard() -> Any:

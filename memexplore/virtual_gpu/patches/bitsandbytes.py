@@ -69,7 +69,7 @@ class _Library:
 
 def _managed_memory(size: int) -> int:
     """Return the address of memory that takes no space until it is written."""
-    notes.note("paged optimizer states are in managed memory, outside the allocator, and are not counted")
+    notes.add("paged optimizer states are in managed memory, outside the allocator, and are not counted")
     flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE} if sys.platform == "linux" else {}
     memory = mmap.mmap(-1, max(size, 1), **flags)
     view = ctypes.c_char.from_buffer(memory)

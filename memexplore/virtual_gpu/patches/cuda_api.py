@@ -107,7 +107,7 @@ def _device_functions(device: Device) -> dict[str, Any]:
         "init": _pass,
         "device_count": local_device.count,
         "current_device": _current_device,
-        "set_device": lambda device: local_device.choose(index_of(device)),
+        "set_device": lambda device: local_device.set_index(index_of(device)),
         "device": DeviceContext,
         "device_of": DeviceContext,
         EXCHANGE_DEVICE.name: _always(0),

@@ -132,7 +132,7 @@ def _without_gpu(original: Callable[..., None]) -> Callable[..., None]:
 
     def initialize(profile: Any, *args: Any, **options: Any) -> None:
         if options.get("use_device") == "cuda" or options.get("use_cuda"):
-            notes.note(_PROFILER_NOTE)
+            notes.add(_PROFILER_NOTE)
             options = {name: value for name, value in options.items() if name not in ("use_device", "use_cuda")}
             options["use_cpu"] = True
         original(profile, *args, **options)

@@ -37,8 +37,8 @@ def check(index: int) -> None:
         )
 
 
-def choose(index: int) -> None:
-    """Make an index that of the virtual GPU, as `torch.cuda.set_device` does.
+def set_index(index: int) -> None:
+    """Give the virtual GPU an index, as `torch.cuda.set_device` does.
 
     Raises RuntimeError for the index of a GPU that the machine does not have.
     """
@@ -47,7 +47,7 @@ def choose(index: int) -> None:
 
 
 def use(index: int) -> None:
-    """Use the GPU of an index: that of the virtual GPU, or the first one that a rank without LOCAL_RANK names.
+    """Use the GPU of an index: the virtual GPU's own index, or the first that a rank without LOCAL_RANK names.
 
     Raises RuntimeError for another GPU.
     """
@@ -59,7 +59,7 @@ def use(index: int) -> None:
             f"the code uses cuda:{index}, and the virtual GPU of this process is {DeviceState.cuda}: one process has "
             "one virtual GPU, as one rank of a distributed run has"
         )
-    choose(index)
+    set_index(index)
 
 
 def _number(name: str, variables: Mapping[str, str] = os.environ) -> int | None:

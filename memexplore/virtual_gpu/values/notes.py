@@ -23,10 +23,10 @@ def reset() -> None:
 
 def notes_of_run() -> tuple[str, ...]:
     """Return the assumptions and notes of the run for the tape: in order, and at last how many values were read."""
-    return (*_noted, *filter(None, [value_reads.note()]))
+    return (*_noted, *filter(None, [value_reads.note_on_reads()]))
 
 
-def note(text: str) -> None:
+def add(text: str) -> None:
     """Add a note to the tape, once, such as that a workspace is an estimate."""
     _noted.setdefault(text)
     recent_notes.append(text)

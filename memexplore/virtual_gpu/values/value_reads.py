@@ -80,7 +80,7 @@ def count_read(ones: int = 0) -> None:
     _Reads.ones += ones
 
 
-def note() -> str:
+def note_on_reads() -> str:
     """Return the note of the tape that says how many values were read as 1 and where first, "" if there were none."""
     if not _Reads.ones:
         return ""

@@ -46,8 +46,8 @@ def preserve_model_state(
     >>> hasattr(model, "calls"), model.bias is None
     (False, False)
     """
-    found = list(modules.modules() if isinstance(modules, nn.Module) else modules)
-    return undone_after(lambda log: _record_state(log, found, gradients))
+    preserved = list(modules.modules() if isinstance(modules, nn.Module) else modules)
+    return undone_after(lambda log: _record_state(log, preserved, gradients))
 
 
 def _record_state(log: UndoLog, modules: list[nn.Module], gradients: Gradients) -> None:
@@ -104,7 +104,7 @@ def preserve_weight_storage(model: nn.Module) -> contextlib.AbstractContextManag
 
 
 def _restore_data(weight: torch.Tensor, data: torch.Tensor) -> None:
-    weight.grad = None  # that of the copy, perhaps on another device
+    weight.grad = None  # the gradient of the copy, perhaps on another device
     weight.data = data
 
 
@@ -125,7 +125,7 @@ def _restore_values(tensor: torch.Tensor, data: torch.Tensor, values: torch.Tens
 
 
 def preserve_random_states() -> contextlib.AbstractContextManager[None]:
-    """Preserve the random states of Python and numpy; for those of torch use `torch.random.fork_rng`."""
+    """Preserve the random states of Python and numpy; for torch's use `torch.random.fork_rng`."""
 
     def record(log: UndoLog) -> None:
         log.add(random.setstate, random.getstate())

@@ -1,4 +1,4 @@
-"""The machine that a setting runs on: its GPU, its allocator settings and its number of GPUs come before the given."""
+"""Find the machine that a setting runs on: the GPU, allocator settings and number of GPUs of its knobs come first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memexplore.run.machine import Machine
 def on_machine(knobs: Knobs, machine: Machine) -> Machine:
     """Return the machine with the GPU, the allocator settings and the number of GPUs that the knobs name.
 
-    Allocator settings are those of a whole process, in which other tensors live: with other settings, and on several
+    Allocator settings are of a whole process, in which other tensors live: with other settings, and on several
     GPUs, a setting runs on the virtual GPU with the numbers of the real one.
 
     >>> from memexplore.run.machine import machine_of

@@ -1,7 +1,4 @@
-"""Modules of a model as one expression to loop over: ``model.transformer.h`` instead of the names of twelve blocks.
-
-In: a model and names of its modules. Out: the text of an expression.
-"""
+"""Write modules of a model as one expression to loop over: ``model.transformer.h`` instead of twelve names."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ def blocks_expression(model: nn.Module | None, names: tuple[str, ...]) -> str:
         holder, _, own = name.rpartition(".")
         children = list(model.get_submodule(holder).named_children())
         places.setdefault(holder, []).append([child for child, _ in children].index(own))
-    parts = [_part(model, holder, found) for holder, found in places.items()]
+    parts = [_part(model, holder, indices) for holder, indices in places.items()]
     if not all(parts) or names != tuple(f"{holder}.{at}".lstrip(".") for holder in places for at in places[holder]):
         return ""
     return parts[0] if len(parts) == 1 else f"[{', '.join(f'*{part}' for part in parts)}]"

@@ -9,7 +9,7 @@ attentions (they have names, not numbers). All modules of the classes found in t
 are of the same class if their children are.
 
 A model without such classes whose layers are in flat `nn.Sequential`s has runs of children as blocks: a layer with
-weights and all that follows it. Of the two kinds, the one that covers more layers with weights is used.
+weights and all that follows it. The kind that covers more layers with weights is used.
 
 Blocks are in order of registration, which in nearly every model is the order of the forward pass.
 """
@@ -68,12 +68,12 @@ def blocks(model: nn.Module) -> tuple[Block, ...]:
     for name, module in model.named_modules():
         names.setdefault(module, name)
     tree = _ModuleTree()
-    whole = tree.repeating(model)
+    single_blocks = tree.repeating(model)
     runs = list(_runs("", model, tree))
     in_runs = sum(tree.layers(model.get_submodule(name)) for run in runs for name in run)
-    if in_runs > sum(map(tree.layers, whole)):
+    if in_runs > sum(map(tree.layers, single_blocks)):
         return tuple(map(Block, runs))
-    return tuple(Block((names[module],)) for module in whole)
+    return tuple(Block((names[module],)) for module in single_blocks)
 
 
 def covered_share(model: nn.Module, names: tuple[str, ...]) -> float:
@@ -90,7 +90,7 @@ def covered_share(model: nn.Module, names: tuple[str, ...]) -> float:
 
 
 def has_weights(module: nn.Module) -> bool:
-    """Return whether a module has a weight matrix of its own, or one whose shape is not yet set."""
+    """Return whether a module has a weight matrix of its own, also if its shape is not set yet."""
     return any(
         isinstance(weight, nn.parameter.UninitializedParameter) or weight.dim() >= 2
         for weight in parameters_of(module).values()
@@ -137,14 +137,14 @@ class _ModuleTree:
         called = {child: name for name, child in _called(module)}
         count = Counter(self.kind(child) for child in called if self._is_candidate(child))
         rows = Counter((self.kind(child), _DIGITS.sub("#", name)) for child, name in called.items())
-        found: dict[nn.Module, bool] = {}
+        below: dict[nn.Module, bool] = {}
         for child, name in called.items():
             inner, kind = self._inside(child), self.kind(child)
             if not self._is_candidate(child) or count[kind] < 2 or self._is_stage(child, inner):
-                found |= inner
+                below |= inner
             else:
-                found[child] = rows[kind, _DIGITS.sub("#", name)] >= 2
-        return found
+                below[child] = rows[kind, _DIGITS.sub("#", name)] >= 2
+        return below
 
     def _is_candidate(self, module: nn.Module) -> bool:
         return bool(self.layers(module)) and next(module.children(), None) is not None
@@ -154,7 +154,7 @@ class _ModuleTree:
         return bool(layers) and min(layers) >= 2 and self.layers(module) - sum(layers) < min(layers)
 
     def _of(self, module: nn.Module, kinds: set[Hashable]) -> Iterator[nn.Module]:
-        """Yield the outermost modules of some classes; one that contains another of them is a stage with one block."""
+        """Yield the outermost modules of some classes; a module that contains another is a stage with one block."""
         seen: set[int] = set()
         for _, child in _called(module):
             if id(child) in seen:

@@ -41,7 +41,7 @@ def set_checkpoints(
     """Make a model free activations after forward and recompute them in backward.
 
     The model's own checkpoints are switched off in its forward, except for `as written`: only the setting counts.
-    Losses, gradients, random numbers and running statistics equal those of the plain run, on a CPU, a GPU or a virtual
+    Losses, gradients, random numbers and running statistics are as in the plain run, on a CPU, a GPU or a virtual
     one. Forward and backward must both run before the log is restored. `ApplyReport.completed()` says afterwards which
     blocks were skipped.
 
@@ -139,7 +139,7 @@ def _checkpointing(site: Site) -> Wrapper:
             return forward(*args, **kwargs)
         inputs = without_cache(args, kwargs)
         if inputs.had_cache:
-            site.watch.note(NO_KEY_VALUE_CACHE)
+            site.watch.add_note(NO_KEY_VALUE_CACHE)
         return site.run(forward, later, *inputs.args, **inputs.kwargs)
 
     return checkpointing

@@ -1,6 +1,6 @@
-"""The lines of plain PyTorch that recompute the same activations in backward as the checkpoint knob.
+"""Write the lines of plain PyTorch that recompute the same activations in backward as the checkpoint knob.
 
-In: a model (or None) and a `Checkpoint` setting. Out: pieces of text. Where one call of
+Where one call of
 `torch.utils.checkpoint.checkpoint` can wrap a forward, or layers that an `nn.Sequential` calls, the lines do that.
 Blocks that the model calls one after another, and normalisations whose results other layers save, need several
 functions: their lines contain the class `Region` of `region`.
@@ -44,7 +44,7 @@ _KEPT = (
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
 )
-"""Ops whose results selective checkpointing keeps on a GPU; `selective` has those of other devices as well."""
+"""Ops whose results selective checkpointing keeps on a GPU; `selective` has the ops of other devices as well."""
 
 _KEEP = """\
 kept = [
@@ -77,7 +77,7 @@ _STATISTICS = "# Recomputed batch norm updates its running statistics twice in e
 
 
 def checkpoint_lines(model: nn.Module | None, checkpoint: Checkpoint) -> Iterator[str]:
-    """Yield the lines for a checkpoint setting; without a model, for one whose repeated blocks are `model.layers`.
+    """Yield the lines for a checkpoint setting; without a model, as if its repeated blocks were `model.layers`.
 
     >>> print(*checkpoint_lines(None, Checkpoint.parse("every 2")), sep="\\n")
     from torch.utils.checkpoint import checkpoint
@@ -331,8 +331,8 @@ def _checkpoint_names(kind: type) -> Iterator[tuple[str, str]]:
             if not inspect.isfunction(function):
                 continue
             names, variables = set(_names_in(function.__code__)), function.__globals__
-            found = (name for name in names if variables.get(name) is torch_checkpoint.checkpoint)
-            yield from ((variables["__name__"], name) for name in found)
+            names_of_checkpoint = (name for name in names if variables.get(name) is torch_checkpoint.checkpoint)
+            yield from ((variables["__name__"], name) for name in names_of_checkpoint)
             packages = (torch, torch.utils, torch_checkpoint)
             if "checkpoint" in names and any(variables.get(name) is package for name in names for package in packages):
                 yield torch_checkpoint.__name__, "checkpoint"

@@ -2,7 +2,7 @@
 
 In-place activated batch norm (Rota Bulò et al. 2018) and the memory-efficient DenseNet (Pleiss et al. 2017) do so too.
 The layer that takes the result of such a module saves it, so freeing what the module itself saves is not enough: while
-the model's forward runs, hooks on every saved tensor replace those in the memory of such a result by a placeholder.
+the model's forward runs, hooks replace every saved tensor in the memory of such a result by a placeholder.
 """
 
 from __future__ import annotations
@@ -85,24 +85,24 @@ class _Results:
     """Results of regions that are alive, by their storage."""
 
     def __init__(self) -> None:
-        self._found: dict[int, _Result] = {}
+        self._results: dict[int, _Result] = {}
 
     def add(self, tensor: torch.Tensor, region: Region) -> None:
         key = memory_of(tensor)
         if key is not None:
             result = _Result(weakref.ref(tensor, lambda _: self._forget(key, result)), weakref.ref(region))
-            self._found[key] = result
+            self._results[key] = result
 
     def _forget(self, key: int, result: _Result) -> None:
-        if self._found.get(key) is result:
-            del self._found[key]
+        if self._results.get(key) is result:
+            del self._results[key]
 
     def pack(self, tensor: torch.Tensor) -> Holder | _Saved:
         """Return what autograd keeps for a tensor."""
         key = memory_of(tensor)
-        found = self._found.get(key) if key is not None else None
-        if found is not None:
-            made, region = found.tensor(), found.region()
+        result = self._results.get(key) if key is not None else None
+        if result is not None:
+            made, region = result.tensor(), result.region()
             holder = region.holder(tensor, made) if made is not None and region is not None else None
             if holder is not None:
                 return holder
@@ -151,8 +151,8 @@ def recompute_norms(log: UndoLog, model: nn.Module, reach: Reach = Reach.FORWARD
     notes = (STATISTICS_ONCE,) if statistics else ()
 
     def observed() -> ApplyReport:
-        skipped = tuple(one._replace(reason=reasons.get(one.site, one.reason)) for one in watch.skipped())
-        recomputed = set(watch.names) - {one.site for one in skipped}
+        skipped = tuple(piece._replace(reason=reasons.get(piece.site, piece.reason)) for piece in watch.skipped())
+        recomputed = set(watch.names) - {piece.site for piece in skipped}
         return ApplyReport((_change(norms, recomputed),), skipped)
 
     return ApplyReport((change,), (), notes, (observed,))

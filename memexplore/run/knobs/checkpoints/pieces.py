@@ -64,11 +64,11 @@ def joined(run: list[Piece]) -> Piece:
 
 def by_parent(pieces: Iterable[Piece]) -> dict[nn.Module, list[Piece]]:
     """Return the pieces that are runs of children, by their `nn.Sequential`."""
-    found: dict[nn.Module, list[Piece]] = {}
+    runs: dict[nn.Module, list[Piece]] = {}
     for piece in pieces:
         if piece.parent is not None:
-            found.setdefault(piece.parent, []).append(piece)
-    return found
+            runs.setdefault(piece.parent, []).append(piece)
+    return runs
 
 
 def modules_in(pieces: Iterable[Piece]) -> list[nn.Module]:

@@ -22,7 +22,7 @@ from memexplore.torch_internals.tensors import storage_key, untyped_storage, ver
 def memory_of(tensor: torch.Tensor) -> int | None:
     """Return a number that identifies a tensor's memory; None for a sparse tensor and inside `torch.func`.
 
-    Function modes do not see the call: that of the in-place knob would take it for a read through `untyped_storage`.
+    Function modes do not see the call: the in-place knob's mode would take it for a read through `untyped_storage`.
 
     >>> value = torch.ones(2, 2)
     >>> memory_of(value) == memory_of(value.T), memory_of(value) == memory_of(value.clone())
@@ -36,7 +36,7 @@ def memory_of(tensor: torch.Tensor) -> int | None:
 
 
 def again(module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Call a module's `forward` again, with global hooks and those of the modules below, without its own hooks.
+    """Call a module's `forward` again, with global hooks and the hooks of the modules below, without its own hooks.
 
     Its own hooks have already changed what `forward` got and what it returned.
     """

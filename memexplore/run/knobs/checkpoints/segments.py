@@ -72,7 +72,7 @@ class _Segment:
         self.region: weakref.ref[Region] | None = None
 
     def region_for(self, name: str, position: int, tensors: list[torch.Tensor], watch: Watch) -> Region:
-        """Return the region of a block: that of the block before if this one takes its result, else a new one."""
+        """Return the region of a block: the last block's region if the block takes its result, else a new one."""
         region = self.region() if self.region is not None else None
         if region is None or region.last >= position or not region.continues(tensors):
             if position != self.first:
@@ -100,7 +100,7 @@ def _in_region(site: Site, segment: _Segment, position: int) -> Wrapper:
             return forward(*args, **kwargs)
         inputs = without_cache(args, kwargs)
         if inputs.had_cache:
-            watch.note(NO_KEY_VALUE_CACHE)
+            watch.add_note(NO_KEY_VALUE_CACHE)
         region = segment.region_for(name, position, inputs.tensors, watch)
         return region.call(first, later, inputs.args, inputs.kwargs)
 

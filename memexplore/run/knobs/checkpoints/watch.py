@@ -46,12 +46,12 @@ class Watch:
         before = versions(modules)
         yield
         if before != versions(modules):
-            self.note(
+            self.add_note(
                 f"{name} writes to its buffers in forward and again in the recomputation: gradients may differ, as "
                 "with plain torch.utils.checkpoint."
             )
 
-    def note(self, sentence: str) -> None:
+    def add_note(self, sentence: str) -> None:
         """Add a note to the report, once."""
         self._notes[sentence] = None
 
@@ -82,7 +82,9 @@ class Watch:
         skipped = self.skipped()
         if self._segment_starts:
             first = ", ".join([*self._segment_starts][:3]) + ", …" * (len(self._segment_starts) > 3)
-            self.note(f"Blocks not called with the result of the block before begin a segment of their own: {first}.")
+            self.add_note(
+                f"Blocks not called with the result of the block before begin a segment of their own: {first}."
+            )
         return ApplyReport((self._change(len(self.names) - len(skipped)),), skipped, tuple(self._notes))
 
     def _change(self, number: int) -> Change:

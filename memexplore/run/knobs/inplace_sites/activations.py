@@ -72,7 +72,7 @@ class Activation(NamedTuple):
 
 
 def _table() -> dict[Any, tuple[Activation, Form]]:
-    found: dict[Any, tuple[Activation, Form]] = {}
+    table: dict[Any, tuple[Activation, Form]] = {}
     for name, function in vars(functional).items():
         if inspect.isfunction(function) and "inplace" in inspect.signature(function).parameters:
             kind = Activation(
@@ -81,14 +81,14 @@ def _table() -> dict[Any, tuple[Activation, Form]]:
                 functools.partial(function, inplace=True),
                 True,
             )
-            found[function] = (kind, Form.OUT_OF_PLACE)
+            table[function] = (kind, Form.OUT_OF_PLACE)
     for owner in (torch, torch.Tensor, NN_FUNCTIONS):
         for name in _PAIRS:
             plain, into = getattr(owner, name, None), getattr(owner, f"{name}_", None)
             if plain is not None and into is not None:
                 kind = Activation(name, plain, into, False)
-                found[plain], found[into] = (kind, Form.OUT_OF_PLACE), (kind, Form.IN_PLACE)
-    return found
+                table[plain], table[into] = (kind, Form.OUT_OF_PLACE), (kind, Form.IN_PLACE)
+    return table
 
 
 _PAIRS = (

@@ -35,7 +35,7 @@ def byte_range(tensor: torch.Tensor) -> ByteRange | None:
     return ByteRange(int(tensor.storage_offset()) * width, tuple(sorted(dims, key=lambda dim: -dim[1])))
 
 
-def overlaps_itself(one: ByteRange) -> bool:
+def overlaps_itself(elements: ByteRange) -> bool:
     """Return whether two elements may share a byte, as in an expanded tensor.
 
     >>> overlaps_itself(byte_range(torch.zeros(3, 1).expand(3, 2)))
@@ -44,14 +44,14 @@ def overlaps_itself(one: ByteRange) -> bool:
     False
     """
     reach = 0
-    for size, stride in reversed(one.dims):
+    for size, stride in reversed(elements.dims):
         if stride <= reach:
             return True
         reach += (size - 1) * stride
     return False
 
 
-def overlap(one: ByteRange, other: ByteRange) -> bool:
+def overlap(left: ByteRange, right: ByteRange) -> bool:
     """Return whether two tensors of one storage may share a byte; False is certain.
 
     >>> left, right = torch.zeros(4, 6).chunk(2, 1)
@@ -60,24 +60,24 @@ def overlap(one: ByteRange, other: ByteRange) -> bool:
     >>> overlap(byte_range(left), byte_range(torch.zeros(4, 6)[:, 2:]))
     True
     """
-    if one.end <= other.offset or other.end <= one.offset:
+    if left.end <= right.offset or right.end <= left.offset:
         return False
-    strides = sorted({stride for _, stride in (*one.dims, *other.dims)}, reverse=True)
-    # If each stride divides the one before, an address has one digit per stride, as in a mixed-radix number.
-    ones, others = _digits(one, strides), _digits(other, strides)
+    strides = sorted({stride for _, stride in (*left.dims, *right.dims)}, reverse=True)
+    # If each stride divides the stride before, an address has one digit per stride, as in a mixed-radix number.
+    ones, others = _digits(left, strides), _digits(right, strides)
     if ones is None or others is None:
         return True
     return all(first < beyond and begin < last for (first, last), (begin, beyond) in zip(ones, others, strict=True))
 
 
-def _digits(one: ByteRange, strides: list[int]) -> list[tuple[int, int]] | None:
+def _digits(elements: ByteRange, strides: list[int]) -> list[tuple[int, int]] | None:
     """Return the first and one past the last digit for each stride, None if addresses have no unique digits."""
     sizes: dict[int, int] = {}
-    for size, stride in one.dims:
+    for size, stride in elements.dims:
         if stride in sizes:
             return None
         sizes[stride] = size
-    rest, found, larger = one.offset, [], 0
+    rest, digits, larger = elements.offset, [], 0
     for stride in strides:
         if not stride or larger % stride:
             return None
@@ -85,6 +85,6 @@ def _digits(one: ByteRange, strides: list[int]) -> list[tuple[int, int]] | None:
         last = first + sizes.get(stride, 1)
         if larger and last > larger // stride:
             return None
-        found.append((first, last))
+        digits.append((first, last))
         larger = stride
-    return None if rest else found
+    return None if rest else digits

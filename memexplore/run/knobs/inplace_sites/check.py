@@ -30,7 +30,7 @@ class _Write(NamedTuple):
 
 
 class Check(MemoryAccessMode):
-    """Runs a step with activations in place, and finds those that overwrite values that the backward pass needs.
+    """Runs a step with activations in place, and finds activations that overwrite values needed by the backward pass.
 
     An overwritten saved tensor is recognised by its version counter, for which `pack` and `unpack` are saved-tensor
     hooks. Tensors that a checkpoint holds pass no hooks: they are recognised when an autograd node reads them.

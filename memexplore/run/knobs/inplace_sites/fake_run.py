@@ -63,8 +63,8 @@ def fake_run(model: torch.nn.Module, args: Any, kwargs: Any) -> Iterator[Callabl
 
         def call() -> None:
             with torch.inference_mode(False), torch.enable_grad():
-                given, named = pytree.tree_map_only(torch.Tensor, _leaf, inputs)
-                output = model(*given, **named)
+                args, kwargs = pytree.tree_map_only(torch.Tensor, _leaf, inputs)
+                output = model(*args, **kwargs)
                 sums = [leaf.sum() for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
                 torch.autograd.backward([total for total in sums if total.requires_grad])
 

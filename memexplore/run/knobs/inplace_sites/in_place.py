@@ -45,7 +45,7 @@ def set_in_place(
     `inplace` flags of modules are set; calls of functions are changed while the forward of the module that makes them
     runs. `sites` are those of `legal_sites`. Without them, the first call of the model, and the first in the other of
     `train()` and `eval()`, makes a fake run with tensors of the same shapes: the model's forward, then the backward
-    pass of the sum of its outputs. The fake run takes every output for one that is read. It does not see a branch that
+    pass of the sum of its outputs. The fake run takes it that every output is read. It does not see a branch that
     depends on a value, nor a reader of a tensor that the model stores and drops before its forward ends. It draws no
     random numbers and changes no tensor of the user; `ApplyReport.completed()` says afterwards what it found.
 
@@ -57,11 +57,11 @@ def set_in_place(
     if sites is not None:
         switch_activations(log, model, sites.forms(form))
         return _report(sites, form)
-    found = _switch_at_first_call(log, model, form, failed)
+    sites_by_mode = _switch_at_first_call(log, model, form, failed)
 
     def observed() -> ApplyReport:
-        # The sites of training count before those of evaluation.
-        return _report(found.get(True) or found[False], form) if found else ApplyReport()
+        # The sites of training count before the sites of evaluation.
+        return _report(sites_by_mode.get(True) or sites_by_mode[False], form) if sites_by_mode else ApplyReport()
 
     words = "In-place activations" if form is Form.IN_PLACE else "No in-place activations"
     return ApplyReport((Change("inplace", f"{words}, chosen at the first call"),), pending=(observed,))
@@ -69,7 +69,7 @@ def set_in_place(
 
 def _report(sites: Sites, form: Form) -> ApplyReport:
     forms = sites.forms(form)
-    number = sum(one is Form.IN_PLACE for one in forms.values())
+    number = sum(chosen is Form.IN_PLACE for chosen in forms.values())
     changed = {site.call.function.lower() for site in sites.sites if forms[site.call] is not site.written}
     notes = []
     if any("drop" in name for name in changed):
@@ -85,7 +85,7 @@ def _switch_at_first_call(
     log: UndoLog, model: torch.nn.Module, form: Form, failed: Callable[[Exception], object] | None
 ) -> dict[bool, Sites]:
     """Switch activations at the model's first call in each training mode; return the sites found so far, by mode."""
-    found: dict[bool, Sites] = {}
+    sites_by_mode: dict[bool, Sites] = {}
     running: list[bool] = []
     switch, forms_log = Switch(), UndoLog()
     set_for: list[bool] = []
@@ -94,25 +94,25 @@ def _switch_at_first_call(
         training = model.training
         if module is model and not running and set_for != [training]:
             forms_log.restore()
-            if training not in found:
+            if training not in sites_by_mode:
                 running.append(True)
                 try:
-                    found[training] = _sites_of_fake_run(model, args, kwargs)
+                    sites_by_mode[training] = _sites_of_fake_run(model, args, kwargs)
                 except Exception as error:
                     if failed is None:
                         raise
-                    found[training] = Sites(())
+                    sites_by_mode[training] = Sites(())
                     failed(error)
                 finally:
                     running.pop()
-            switch.set_forms(forms_log, model, found[training].forms(form))
+            switch.set_forms(forms_log, model, sites_by_mode[training].forms(form))
             set_for[:] = [training]
         return switch.forward(module, inner, args, kwargs)
 
     log.add(forms_log.restore)
     observe_forwards(log, model)
     run_forwards_with(log, model.modules(), runner)
-    return found
+    return sites_by_mode
 
 
 def _sites_of_fake_run(model: torch.nn.Module, args: Any, kwargs: Any) -> Sites:

@@ -192,7 +192,7 @@ def _checked(
     new: frozenset[CallSite],
     kept_bytes: dict[CallSite, list[int]],
 ) -> dict[CallSite, str]:
-    """Run the step with new call sites in place, and return those that must not be, and why."""
+    """Run the step with new call sites in place; return the sites that must not be in place, and why."""
     check = Check(finder.forward_runs, new, kept_bytes)
     finder.run, finder.as_written = check.run, frozenset(finder.written) - new
     # Without hooks autograd would stop at the first overwritten tensor.

@@ -124,7 +124,7 @@ class MemoryAccessMode(TorchDispatchMode):
 
 
 def label_nodes(node: Any, first: int, label: Any) -> None:
-    """Write a label on the autograd nodes of an activation: those that lead to `node`, from a sequence number on.
+    """Write a label on the autograd nodes of an activation: all that lead to `node`, from a sequence number on.
 
     In a checkpoint the nodes of the first forward read what the second forward saved, so the label names the call.
     """

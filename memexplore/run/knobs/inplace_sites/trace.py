@@ -42,7 +42,7 @@ class _Call:
 
 
 class Trace(MemoryAccessMode):
-    """Runs activations out of place, and finds those whose input is not needed afterwards."""
+    """Runs activations out of place, and finds the activations whose input is not needed afterwards."""
 
     def __init__(self, forward_runs: Callable[[], bool]) -> None:
         super().__init__(forward_runs)
@@ -149,10 +149,10 @@ class Trace(MemoryAccessMode):
 
     def kept_bytes(self) -> dict[CallSite, list[int]]:
         """Return the bytes that autograd keeps in addition to the output, for each call of a call site."""
-        found: dict[CallSite, list[int]] = {}
+        kept: dict[CallSite, list[int]] = {}
         for call in self.calls:
-            found.setdefault(call.site, []).append(call.kept)
-        return found
+            kept.setdefault(call.site, []).append(call.kept)
+        return kept
 
     def with_live_input(self) -> list[_Call]:
         """Return the calls whose input is still alive."""

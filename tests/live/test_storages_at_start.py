@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import memexplore as mx
-from memexplore.live.older import Older
+from memexplore.live.storages_at_start import StoragesAtStart
 from memexplore.tape import Action, Category, Tape
 from tests.live.training import Loop, on
 
@@ -112,10 +112,10 @@ def test_a_mask_of_a_batch_of_a_new_shape_stays_an_input() -> None:
 def test_what_is_older_keeps_no_tensor_alive():
     with mx.virtual("T4"):
         tensor = torch.ones(3, device="cuda")
-        older = Older()
+        at_start = StoragesAtStart()
         storage = tensor.untyped_storage()
-        assert not older.is_newer(storage)
-        assert older.is_newer(torch.ones(3, device="cuda").untyped_storage())
+        assert not at_start.is_new(storage)
+        assert at_start.is_new(torch.ones(3, device="cuda").untyped_storage())
         died: list[str] = []
         weakref.finalize(storage, died.append, "died")
         del tensor, storage
