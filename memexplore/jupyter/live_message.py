@@ -138,7 +138,7 @@ def words(
     >>> bar = words(State.WATCHING, [row], row, capacity=8192, device="T4", overhead=0.012, leak=None, held_by=(),
     ...     error="", notes=())
     >>> bar["headline"], bar["peak"], bar["worst"], bar["cost"]
-    ('Step 7 · 500 ms a step', 'Peak 3.00 of 8.00 KiB, 38 %', 'highest 3.00 KiB in step 7', 'watching costs 1.2 %')
+    ('Step 7 · 500 ms a step', 'Peak 3.00 KiB of 8.00 KiB, 38 %', 'highest 3.00 KiB in step 7', 'watching costs 1.2 %')
     """
     newest = rows[-1] if rows else None
     highest = (worst.peak_allocated or 0) if worst is not None else 0
