@@ -1,4 +1,8 @@
-"""GPUs as data, each number with its source. A GPU is added as one row of `catalogue`.
+"""GPUs as data, each number with its source.
+
+To add a GPU, add one row to `_CATALOGUE` in `catalogue.py`: its name, memory, compute capability and speed with their
+sources, and further names that users write. What is not in the row has a default: memory outside the allocator is
+estimated, and links are PCIe. Then run ``pytest tests/test_gpu_catalogue.py``.
 
 - `catalogue`: the GPUs. `links`: how fast GPUs send to each other.
 - `outside_allocator`: readings of the memory that a process takes beside the allocator's.

@@ -37,8 +37,8 @@ def locked(loop: RunningLoop) -> dict[str, str]:
 def switchable() -> list[str]:
     """Return the knobs that a loop can switch while it runs, where it has a model and asks memexplore for all it can.
 
-    >>> switchable()
-    ['inplace', 'checkpoint', 'precision', 'accumulation', 'memory_format', 'offload', 'dropout']
+    >>> "checkpoint" in switchable(), "optimizer" in switchable()
+    (True, False)
     """
     examples = [(knob, value) for knob in KNOBS.values() for value in knob.values.examples if not knob.part_of]
     loop = RunningLoop(follows=frozenset(word for knob, value in examples for word in knob.asks_loop_for(value)))

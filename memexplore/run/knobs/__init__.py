@@ -1,5 +1,10 @@
 """Knobs: changes to a training step as a value, and their application to a model for a block.
 
+To add a knob, write a file here with one subclass of `Knob` whose `name` is the file's; `dropout.py` is an example.
+Then run ``python -m docs.knobs``, which writes the table of docs/settings.md, and ``pytest
+tests/knobs/test_every_knob.py``, which tests every file of this folder. Only lines of a training loop are elsewhere:
+`code/lines.py`, `code/own_lines.py`.
+
 A knob is one class in one file of this folder (`knob.Knob`), named as the file: its values, its place and its texts,
 how it is applied to a model (`apply`), to a training loop (`change_loop`) or to a machine (`on_machine`) and undone,
 what it contradicts, its controls in an explorer, where it is unavailable or locked and why, the lines of code that
@@ -14,8 +19,4 @@ change a model in the same way, whether it changes what is trained, and what it 
 
 `mx.apply` works on real models on a CPU or a GPU, without a virtual GPU. `inplace` uses a virtual GPU only while one is
 on, to find legal sites without values.
-
-To add a knob, write its file and its test, run ``python -m docs.knobs`` for the table in docs/settings.md, and
-`tests/knobs/test_every_knob.py`, which goes over the registry; `dropout` is an example. One thing is not in that file
-yet: the lines of a knob of the training loop (`code/lines.py`, `code/own_lines.py`).
 """

@@ -1,15 +1,18 @@
 """Say what memory each op of a CUDA build requests: one rule for each kernel, entered in one table.
 
-To change what a kernel allocates, find its op in the file of its library below. All of it stands in one place:
+To add or change what a kernel allocates, write its rule in the file of its library below. All of it is in one place:
 
     @rule(Kind.REQUESTS, "cudnn/ConvShared.cpp", _aten.convolution.default)
     def forward(args, kwargs, outputs): ...
+
+A new file is also imported below. Then run ``pytest tests/virtual_gpu/test_kernel_table.py`` and the test of the file.
+cufft.py is a short example.
 
 The decorator enters the rule in the table (table.py): its kind, the file of PyTorch that it follows, its ops. A rule
 takes the arguments of an op (shapes, dtypes, flags) and returns the memory requests of its kernel in order, as
 `Requests` or with the outputs as a `Plan` (plan.py); the docstring says which, in the words of the C++ function. An op
 without a rule requests the storages of its outputs, in order, and nothing else. `cuda_build.current()` has the torch
-release and the GPU. Tests are in tests/virtual_gpu/test_<file>.py.
+release and the GPU.
 
 - cuBLAS: cublas.py, cublas_workspace.py (workspaces that handles keep); cuSOLVER and MAGMA: linear_algebra.py.
 - cuDNN: convolutions.py, hopper_convolutions.py (workspaces on Hopper, fitted on measured ones), recurrent.py;
