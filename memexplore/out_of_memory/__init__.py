@@ -4,11 +4,13 @@
 - `liveness`, `reach`, `evidence`: of the live process, which tensors are reached from which variables, and which of
   these no later line reads.
 - `counterfactual`, `cause`: a tape that ends out of memory, replayed under other conditions, and the cause.
-- `held`, `held_types`, `suggestions`: memory that nothing needs any more, and the change that gives it back.
-- `value`, `sentences`, `text`: the frozen `PostMortem` and its forms.
+- `held`, `held_types`: memory that nothing needs any more.
+- `suggestions`, `needs`, `concatenated`: the changes that give it back, or lower the need.
+- `joint_losses`, `updates`, `untrained`, `optimizer_state`: facts for these.
+- `value`, `sentences`, `text`, `html`: the frozen `PostMortem` and its forms; `processes` names other processes.
 - `failed_step`: the step that failed, rebuilt for another process.
 - `failed_cell`: the cell that failed, in a copy of its names, where its step cannot be rebuilt.
 - `what_fits`: the search for settings with which it fits.
-- `layout`: a tape of the present layout, where nothing was recorded.
+- `layout`, `failure`: a tape of the present layout that ends with the failed request, where nothing was recorded.
 - `release`: gives back what a failed cell still holds.
 """

@@ -11,9 +11,10 @@
 - `expected`: the tape that another batch will probably have.
 - `weights_on_cpu`: weights and buffers of an earlier virtual GPU, exchanged for the length of a run.
 - `real_run`, `out_of_memory`: the run on a real device, and how a run ends out of memory.
-- `trace_reuse`, `step_record`: results that a run on a virtual GPU reuses from earlier runs of the same step.
+- `trace_reuse`, `scratch_requests`, `step_record`: what a run on a virtual GPU reuses from earlier runs of the step.
 - `outcome`: an `Outcome`, the numbers of a run: fits or out of memory, peaks, FLOPs, time.
-- `training_loop`, `optimizers`, `cost`: the loop that a step is run in, its optimizer, the roofline model.
+- `training_loop`, `batches`, `optimizers`, `cost`: the loop that a step is run in, its batch, its optimizer, and the
+  roofline model. `parallel`, `tensor_parallel`: the model on several GPUs.
 - `written`: what a step says where a knob changes nothing, as texts.
 - `fitting`: `fits`, whether a step or a function fits a GPU, with the margin.
 """

@@ -51,11 +51,11 @@ class NotebookNames:
         held: list[Any] = []
         for value in self._values.values():
             inside = value.values() if type(value) is dict else value if type(value) in (list, tuple) else (value,)
-            held += [one for one in inside if isinstance(one, _KINDS)]
-        modules = {module: None for one in held if isinstance(one, torch.nn.Module) for module in one.modules()}
+            held += [item for item in inside if isinstance(item, _KINDS)]
+        modules = {module: None for item in held if isinstance(item, torch.nn.Module) for module in item.modules()}
         self._modules = list(modules)
-        self._optimizers = list({id(one): one for one in held if isinstance(one, torch.optim.Optimizer)}.values())
-        self._schedulers_and_scalers = [one for one in held if isinstance(one, LRScheduler | torch.amp.GradScaler)]
+        self._optimizers = list({id(item): item for item in held if isinstance(item, torch.optim.Optimizer)}.values())
+        self._schedulers_and_scalers = [item for item in held if isinstance(item, LRScheduler | torch.amp.GradScaler)]
         self._without_gradients = [
             module for module in self._modules if all(weight.grad is None for weight in module.parameters(False))
         ]
@@ -89,8 +89,8 @@ class NotebookNames:
             log.add(refill, optimizer.state, states)
             for group in optimizer.param_groups:
                 log.add(refill, group, dict(group))
-        for one in self._schedulers_and_scalers:
-            log.add(refill, vars(one), dict(vars(one)))
+        for stateful in self._schedulers_and_scalers:
+            log.add(refill, vars(stateful), dict(vars(stateful)))
 
     def limited(self, recording: Recording) -> contextlib.AbstractContextManager[None]:
         """Return the block of a run, which takes as long as the cell does."""
@@ -172,7 +172,7 @@ class PackedNames:
 
     @contextlib.contextmanager
     def limited(self, recording: Recording) -> Iterator[None]:
-        """End the run in the block some steps after the one that failed. Raises TimeoutError where it takes too long.
+        """End the run in the block some steps after the failed run. Raises TimeoutError where it takes too long.
 
         Before the first failure a run takes as long as the cell does.
         """
