@@ -109,7 +109,7 @@ def explore_cell(
         own=OwnCode(cell.code, names, file_text(cell.filename)),
         no_search="The search runs in another process, without this cell: explore a Step instead",
         reasons=reasons,
-        contradiction=cell.contradiction,
+        contradiction=cell.loop.contradiction,
         hidden=hidden,
         neighbours=_neighbours(machine),
         as_written=first,
@@ -118,18 +118,18 @@ def explore_cell(
 
 def _explored(cell: Cell, variables: Mapping[str, tuple[list[Any], Any]], machine: Machine) -> Explored:
     """Return what an explorer knows of a cell that was run."""
-    made = set(() if cell.seen is None else cell.seen.optimizers)
+    made = set(() if cell.loop.seen is None else cell.loop.seen.optimizers)
     return Explored(
         machine,
         optimizer_name=made.pop() if len(made) == 1 else "",
-        batch=None if cell.batch is None else cell.batch.size,
+        batch=None if cell.loop.batch is None else cell.loop.batch.size,
         variables=variables,
     )
 
 
 def _batch_reasons(cell: Cell, sliders: Mapping[str, list[Any]], machine: Machine) -> dict[str, str]:
     """Return why the batch of a cell has no knob, by field, where the cell itself would allow one."""
-    batch = cell.batch
+    batch = cell.loop.batch
     if batch is not None and batch.name in sliders:
         return dict.fromkeys(BATCH_FIELDS, f"the slider {batch.name} sets it")
     if batch is not None and batch.place is BatchPlace.INPUTS and not machine.is_virtual:

@@ -79,7 +79,7 @@ def start(shell: InteractiveShell, options: Options, *, cell: str | None, notebo
             recording = contexts.enter_context(record(device="cpu") if is_cpu else record())
         else:
             replay = Replay(again, contexts.enter_context(measuring(device)))
-            contexts.enter_context(again.watching())
+            contexts.enter_context(again.loop.watching())
             recording = contexts.enter_context(record_like_replay(device, options.gpu))
         return Profile(options, contexts.pop_all(), recording, cell, replay)
 
@@ -278,7 +278,7 @@ def show_explorer(replay: Replay, tape: Tape, options: Options, names: dict[str,
     from memexplore.run.knobs.knobs import Knobs
     from memexplore.run.programs.execution import Execution
 
-    seen = replay.cell.seen
+    seen = replay.cell.loop.seen
     samples = 1 if seen is None else seen.trained or 1
     execution = Execution(Knobs(), tape, ApplyReport(), replay.meter.total(), samples=samples)
     display(explore_cell(replay.cell, execution, dict(options.sliders), options.machine(), names=names))

@@ -23,7 +23,6 @@ from memexplore.run.programs.loop import Loop, Ran, ran
 from memexplore.run.programs.names import NotebookNames, PackedNames
 from memexplore.run.programs.out_of_memory import ending_out_of_memory
 from memexplore.run.programs.packing import CellPickler
-from memexplore.run.programs.seen import Batch, Seen
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,9 +49,10 @@ class Cell:
     code: str
     names: dataclasses.InitVar[dict[str, Any] | NotebookNames | PackedNames]
     filename: str = "<cell>"
+    loop: Loop = dataclasses.field(init=False, repr=False)
+    """What runs as written have shown of the training loop. `loop.watching()` is a block for such a run by others."""
     _names: NotebookNames | PackedNames = dataclasses.field(init=False, repr=False)
     _program: CodeType = dataclasses.field(init=False, repr=False)
-    _loop: Loop = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self, names: dict[str, Any] | NotebookNames | PackedNames) -> None:
         try:
@@ -63,7 +63,7 @@ class Cell:
             raise
         object.__setattr__(self, "_names", NotebookNames(names) if isinstance(names, dict) else names)
         object.__setattr__(self, "_program", program)
-        object.__setattr__(self, "_loop", Loop("this cell", lambda seen: self.assigned()))
+        object.__setattr__(self, "loop", Loop("this cell", lambda seen: self.assigned()))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.code, self._names, self.filename)
@@ -84,24 +84,6 @@ class Cell:
         """Return the variables that the cell assigns outside of functions; the value of a literal, else None."""
         return assigned(self.code)
 
-    def watching(self) -> contextlib.AbstractContextManager[None]:
-        """Return a block in which the cell is run as written by somebody else, which shows where its knobs act."""
-        return self._loop.watching()
-
-    @property
-    def seen(self) -> Seen | None:
-        """What runs as written have shown of the training loop, None before the first."""
-        return self._loop.seen
-
-    @property
-    def batch(self) -> Batch | None:
-        """Where the batch can be changed, as far as runs as written have shown."""
-        return self._loop.batch
-
-    def contradiction(self, knobs: Knobs) -> str:
-        """Return why knobs contradict each other or the cell, empty if they do not."""
-        return self._loop.contradiction(knobs)
-
     def unavailable_knobs(self) -> dict[str, str]:
         """Return the fields of `Knobs` that do not apply to the cell, each with the reason.
 
@@ -110,7 +92,7 @@ class Cell:
         >>> Cell("x = 1", {}).unavailable_knobs()["optimizer"]
         'this cell makes no optimizer'
         """
-        return self._loop.unavailable(self._observe(machine_of(DEFAULT_VIRTUAL)))
+        return self.loop.unavailable(self._observe(machine_of(DEFAULT_VIRTUAL)))
 
     def execute(self, knobs: Knobs, machine: Machine) -> Execution:
         """Execute the cell with some knobs on a new virtual GPU or on a real device.
@@ -125,8 +107,8 @@ class Cell:
         Raises what the cell raises, except running out of memory; ValueError for a knob that cannot act, and for a
         variable that the cell does not assign; TimeoutError for a packed cell that runs for too long.
         """
-        plan = self._loop.plan(knobs, self._observe(machine), is_virtual=machine.is_virtual)
-        return self._run(plan, machine, self.watching() if knobs == Knobs() else contextlib.nullcontext())
+        plan = self.loop.plan(knobs, self._observe(machine), is_virtual=machine.is_virtual)
+        return self._run(plan, machine, self.loop.watching() if knobs == Knobs() else contextlib.nullcontext())
 
     def _observe(self, machine: Machine) -> Callable[[contextlib.AbstractContextManager[Any]], object]:
         on = machine.unlimited() if machine.is_virtual else machine

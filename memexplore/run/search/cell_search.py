@@ -36,7 +36,7 @@ _EXPECTED_RUNS = 30
 
 def _knobs(gpu: catalogue.Gpu, cell: Cell) -> list[Knobs]:
     """Return the knobs that a cell can have and that may save memory, one at a time."""
-    explored = Explored(batch=None if cell.batch is None else cell.batch.size)
+    explored = Explored(batch=None if cell.loop.batch is None else cell.loop.batch.size)
     unavailable = cell.unavailable_knobs()
     return [
         Knobs(**{name: value})
@@ -163,7 +163,7 @@ class CellSearch:
 
         A variable that holds the batch is set as such, so that the lines of the setting are the cell's.
         """
-        batch = self._cell.batch
+        batch = self._cell.loop.batch
         if batch is not None and batch.place is not BatchPlace.VARIABLE:
             return batch.size, lambda value: Knobs(batch=value)
         name, written = assigned_batch(self._cell.assigned()) or ("", 0)
