@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -296,12 +296,18 @@ class Recording:
             most_at = len(recorder.events)
         self.peak = older + peak
         self.left = sum(recorder.events[row][_SIZE] for row in recorder.open_rows.values())
+        self.kept_by_layer = self._kept_by_layer(
+            (row, module, size) for row, (module, size) in made.items() if row < most_at <= freed_at.get(row, most_at)
+        )
+
+    def _kept_by_layer(self, alive: Iterable[tuple[int, int, int]]) -> dict[str, int]:
+        """Return the bytes of activations by name of a layer, of blocks with their row, layer and size."""
         sizes: dict[int, int] = {}
-        for row, (module, size) in made.items():
-            if row < most_at <= freed_at.get(row, most_at) and recorder.tags.categories.get(row) not in _OWNED:
+        for row, module, size in alive:
+            if self.recorder.tags.categories.get(row) not in _OWNED:
                 sizes[module] = sizes.get(module, 0) + size
-        names = recorder.names.table
-        self.kept_by_layer = {names[number]: size for number, size in sorted(sizes.items()) if size}
+        names = self.recorder.names.table
+        return {names[number]: size for number, size in sorted(sizes.items()) if size}
 
     @property
     def is_built(self) -> bool:

@@ -177,27 +177,14 @@ class Store:
         """Add a finished step, and its recording where it has one."""
         row = self.with_exact_peak(row, step, state_size, recording)
         if recording is not None:
-            # Without counters: a step that ended before its first op allocated nothing and says nothing.
-            if row.peak_allocated is None and recording.peak and not recording.began_at_failure:
-                peak, left = recording.peak, recording.left
-                row = row._replace(peak_allocated=peak, allocated_after=left, peak_from=PeakFrom.RECORDED.value)
-                self._remember(step.calls, Reading(left, None, peak, None, PeakFrom.SAME_SHAPES))
+            row = self._with_peak_of(recording, row, step)
             self.recorded.add(recording, row.peak_allocated or 0)
         self._seen |= dict.fromkeys(step.inputs)
         if len(self._seen) > _KNOWN_INPUTS:
             self._seen = dict.fromkeys(list(self._seen)[_KNOWN_INPUTS // 2 :])
         if step.calls not in self._known:
             self._remember(step.calls, Reading())
-        if recording is not None:
-            # Without the workspaces that the counters include.
-            kept = {self.names.intern(name): size for name, size in recording.kept_by_layer.items()}
-            self._layers_of[step.calls] = kept
-            if len(self._layers_of) > _KNOWN_INPUTS:
-                del self._layers_of[next(iter(self._layers_of))]
-            self.layers.add(row.step, kept)
-        elif step.layers:
-            # Counters say what a layer has kept when its own call ends; it may be freed later in the forward pass.
-            self.layers.add(row.step, self._layers_of.get(step.calls, step.layers))
+        self._add_layers(step, recording)
         self.leaks.add(row, recording.survivors if recording is not None else ())
         row = self._marked(row, step, state_size, recording is not None)
         self.history.add(row)
@@ -211,6 +198,28 @@ class Store:
                 receive_recording(recording)
         if self.leaks.wants_a_tape(row.step):
             self._schedule.ask(Cause.LEAK)
+
+    def _with_peak_of(self, recording: Recording, row: StepRow, step: Current) -> StepRow:
+        """Return a row with the peak of its recording where no counter has measured one, and remember it."""
+        # A step that ended before its first op allocated nothing and says nothing.
+        if row.peak_allocated is not None or not recording.peak or recording.began_at_failure:
+            return row
+        peak, left = recording.peak, recording.left
+        self._remember(step.calls, Reading(left, None, peak, None, PeakFrom.SAME_SHAPES))
+        return row._replace(peak_allocated=peak, allocated_after=left, peak_from=PeakFrom.RECORDED.value)
+
+    def _add_layers(self, step: Current, recording: Recording | None) -> None:
+        """Add the activations by layer of a step, those of its recording where it has one."""
+        if recording is not None:
+            # Without the workspaces that the counters include.
+            kept = {self.names.intern(name): size for name, size in recording.kept_by_layer.items()}
+            self._layers_of[step.calls] = kept
+            if len(self._layers_of) > _KNOWN_INPUTS:
+                del self._layers_of[next(iter(self._layers_of))]
+            self.layers.add(step.number, kept)
+        elif step.layers:
+            # Counters say what a layer has kept when its own call ends; it may be freed later in the forward pass.
+            self.layers.add(step.number, self._layers_of.get(step.calls, step.layers))
 
     def extend_newest(self, part: StepRow) -> None:
         """Add the time and the memory of a further optimizer to the newest step."""

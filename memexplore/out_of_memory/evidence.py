@@ -279,34 +279,41 @@ def _expression_names(frame: types.FrameType, offset: int) -> set[str]:
 def _roots(
     error: BaseException, frames: _Frames, outer: range, shell: Shell | None
 ) -> Iterator[tuple[str, VariableUse, Any]]:
-    named: set[str] = set()
+    """Yield names with their use and value; where a name comes twice, its first use counts."""
     for number in reversed(outer):
-        frame = frames[number][0]
-        again = _read_again(frames, number)
-        used = again | names_in_cell(frame.f_code)
-        for name, value in _variables(frame):
-            if name in _SHELL_NAMES or (name.startswith("_") and name[1:].isdecimal()):
-                continue
-            if shell is not None and frame.f_code.co_name == "<module>" and name not in used:
-                continue
-            if name not in named:
-                named.add(name)
-                yield name, VariableUse.LATER if name in again else VariableUse.DEAD, value
+        yield from _roots_in_frame(frames, number, shell)
     if shell is not None:
-        for name, value in list(shell.names.items()):
-            hidden = name in _SHELL_NAMES or name.startswith("_") or not is_readable(value)
-            if not hidden and name not in named and not isinstance(value, types.ModuleType):
-                yield name, VariableUse.OTHER_CELL, value
-        for number, value in list(shell.outputs.items()):
-            yield f"Out[{number}]", VariableUse.OUTPUT, value
-        for name in _SHELL_NAMES[:3]:
-            yield name, VariableUse.OUTPUT, shell.names.get(name)
+        yield from _roots_in_shell(shell)
     for name in ("last_exc", "last_value", "last_traceback"):
         value = getattr(sys, name, None)
         if value is not None and value is not error and value is not error.__traceback__:
             yield f"sys.{name}", VariableUse.LAST_ERROR, value
     for name, module in _imported([frames[number][0].f_globals for number in outer]):
         yield name, VariableUse.LATER, types.SimpleNamespace(**vars(module))
+
+
+def _roots_in_frame(frames: _Frames, number: int, shell: Shell | None) -> Iterator[tuple[str, VariableUse, Any]]:
+    """Yield the variables of a frame; of a notebook's names those that its cell mentions."""
+    frame = frames[number][0]
+    again = _read_again(frames, number)
+    mentioned = again | names_in_cell(frame.f_code)
+    are_notebooks = shell is not None and frame.f_code.co_name == "<module>"
+    for name, value in _variables(frame):
+        is_history = name in _SHELL_NAMES or (name.startswith("_") and name[1:].isdecimal())
+        if not is_history and (name in mentioned or not are_notebooks):
+            yield name, VariableUse.LATER if name in again else VariableUse.DEAD, value
+
+
+def _roots_in_shell(shell: Shell) -> Iterator[tuple[str, VariableUse, Any]]:
+    """Yield the names that other cells have made, and the outputs of cells."""
+    for name, value in list(shell.names.items()):
+        hidden = name in _SHELL_NAMES or name.startswith("_") or not is_readable(value)
+        if not hidden and not isinstance(value, types.ModuleType):
+            yield name, VariableUse.OTHER_CELL, value
+    for number, value in list(shell.outputs.items()):
+        yield f"Out[{number}]", VariableUse.OUTPUT, value
+    for name in _SHELL_NAMES[:3]:
+        yield name, VariableUse.OUTPUT, shell.names.get(name)
 
 
 def _imported(names: list[dict[str, Any]]) -> Iterator[tuple[str, types.ModuleType]]:

@@ -7,8 +7,10 @@ autograd keeps. It ends after a given time.
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import time
+import traceback
 import types
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -25,6 +27,7 @@ from memexplore.virtual_gpu.tensors.live_storages import live_storages
 _PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), type, types.ModuleType, range, slice)
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+_WITH_FRAMES = (types.TracebackType, types.FrameType, types.GeneratorType)
 _FOREIGN = ("IPython", "ipykernel", "ipywidgets", "traitlets", "comm", "zmq", "tornado", "asyncio", "memexplore")
 """Packages whose objects reach the whole notebook."""
 _MOST_ITEMS = 100_000
@@ -143,25 +146,14 @@ def _inside(value: Any, path: str, in_graph: bool) -> Iterator[tuple[Any, str, b
     if isinstance(value, torch.Tensor):
         yield from _behind_tensor(value, path, in_graph)
     elif is_node(value):
-        yield from ((inner, path, True) for inner, _ in value.next_functions if inner is not None)
-        yield from ((inner, path, True) for inner in saved_values(value))
-        yield from ((inner, path, True) for inner in getattr(value, "__dict__", {}).values())
+        yield from _behind_node(value, path)
     elif isinstance(value, Mapping):
         yield from ((inner, f"{path}[{_key(key)}]", in_graph) for key, inner in _items(value))
     elif isinstance(value, _SEQUENCES):
         yield from ((inner, f"{path}[{number}]", in_graph) for number, inner in enumerate(_bounded(value)))
-    elif isinstance(value, types.TracebackType):
-        # What runs the user's code, such as IPython, reaches everything.
-        while value is not None and not is_users(value.tb_frame.f_code.co_filename):
-            value = value.tb_next
-        while value is not None:
-            yield from locals_of(value.tb_frame, path, in_graph)
-            value = value.tb_next
-    elif isinstance(value, types.FrameType):
-        yield from locals_of(value, path, in_graph)
-    elif isinstance(value, types.GeneratorType):
-        if value.gi_frame is not None:
-            yield from locals_of(value.gi_frame, path, in_graph)
+    elif isinstance(value, _WITH_FRAMES):
+        for frame in _frames_of(value):
+            yield from locals_of(frame, path, in_graph)
     elif isinstance(value, _FUNCTIONS):
         yield from ((inner, path, in_graph) for inner in _of_function(value))
     elif isinstance(value, type):
@@ -181,6 +173,25 @@ def _behind_tensor(tensor: torch.Tensor, path: str, in_graph: bool) -> Iterator[
     if tensor.is_leaf and tensor.grad is not None:
         yield tensor.grad, f"{path}.grad", in_graph
     yield from ((inner, f"{path}.{name}", in_graph) for name, inner in vars(tensor).items())
+
+
+def _behind_node(node: Any, path: str) -> Iterator[tuple[Any, str, bool]]:
+    yield from ((inner, path, True) for inner, _ in node.next_functions if inner is not None)
+    yield from ((inner, path, True) for inner in saved_values(node))
+    yield from ((inner, path, True) for inner in getattr(node, "__dict__", {}).values())
+
+
+def _frames_of(value: Any) -> Iterator[types.FrameType]:
+    """Yield a frame itself, the frame of a generator, or those of a traceback from the first of the user's on."""
+    if isinstance(value, types.FrameType):
+        yield value
+    elif isinstance(value, types.GeneratorType):
+        if value.gi_frame is not None:
+            yield value.gi_frame
+    else:
+        # What runs the user's code, such as IPython, reaches everything.
+        frames = (frame for frame, _ in traceback.walk_tb(value))
+        yield from itertools.dropwhile(lambda frame: not is_users(frame.f_code.co_filename), frames)
 
 
 def _attributes(value: Any, path: str, in_graph: bool) -> Iterator[tuple[Any, str, bool]]:

@@ -181,40 +181,9 @@ class _Continued(NamedTuple):
 def _observed(step: Step, knobs: Knobs, machine: Machine, record: StepRecord | None) -> Execution | _Continued:
     """Run a step on a virtual GPU until its end, or until a trace of the record has all that follows."""
     refuse_conflicts(knobs)  # before the model is distributed
-    model, gpu = built_model(step), machine.virtual_gpu()
-    sites = _sites(step, knobs, machine)
+    model, sites = built_model(step), _sites(step, knobs, machine)
     applied = ApplyReport()
     kept: list[Any] = []
-    begun: FirstStep | None = None
-    trace: Trace | None = None
-    cost = Cost()
-    meter: Meter | None = None
-    before_update: tuple[int, Cost, tuple[str, ...]] | None = None  # rows, cost and notes
-
-    def steps() -> Iterator[int]:
-        nonlocal begun, trace, cost, meter
-        with measuring(device) as meter:
-            yield 0
-        cost = meter.total()
-        if record is not None:
-            begun = first_step(recording.events(), recording.tensors())
-            trace = record.similar(knobs, gpu, begun)
-        if trace is None:
-            yield 1
-
-    def is_known_from(optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether an earlier trace has all that follows; called before the first and the second update."""
-        nonlocal begun, trace, cost, before_update
-        if record is None or begun is not None or meter is None or not optimizers.depends_on_parameters_only(optimizer):
-            return False
-        first = first_step(recording.events(), recording.tensors())
-        trace = record.continued(knobs, gpu, first)
-        if trace is None or trace.update is None:
-            notes = (*map(encodable, notes_of_run()), *recording.sharing_notes())
-            before_update = len(first.size), meter.total(), notes
-            return False
-        begun, cost = trace.first, Cost((*meter.works, *trace.update.works), tuple(meter.traffic))
-        return True
 
     with (
         _undisturbed(),
@@ -226,6 +195,7 @@ def _observed(step: Step, knobs: Knobs, machine: Machine, record: StepRecord | N
     ):
         with recorder.record() as recording, recording.ending_out_of_memory():
             recording.end_stacks_at(sys._getframe())
+            reuse = _Reuse(step, record, knobs, recording, device)
             apply = functools.partial(_apply, stack, knobs, model, sites)
             across, dtype = None, loop_of(knobs, step.batch_size).dtype
             if several(knobs):
@@ -235,34 +205,89 @@ def _observed(step: Step, knobs: Knobs, machine: Machine, record: StepRecord | N
                 # As a training script does: all-bf16 weights are cast on the way, so fp32 weights are never on the GPU.
                 model.to("cuda", dtype)
                 applied = apply()
-            applied += training_loop.train(step, knobs, model, steps(), kept, is_known_from, across)
+            applied += training_loop.train(step, knobs, model, reuse.steps(), kept, reuse.is_known_from, across)
             applied = applied.completed()
         kept.clear()
         across = None
         applied = applied.without_pending()  # a run that ended out of memory has not called every module
         depends_on_memory = device.properties_read
-    tape = recording.tape
-    depends_on_timing = tape.meta.late_reserved is not None or tape.meta.early_allocated is not None
-    if record is None or depends_on_memory or begun is None or depends_on_timing:
-        return execution_of(step, knobs, tape, applied, cost)
-    assumptions = tape.meta.notes[len(recorder.predicted(gpu).notes) :]
-    if trace is None:
-        update = None
-        if before_update is not None:
-            rows, before, notes = before_update
-            # A note of the update, and what it sends, would be missing in a run that ends before it.
-            is_alone = notes == assumptions and cost.traffic == before.traffic
-            update = FirstUpdate(rows, cost.works[len(before.works) :]) if is_alone else None
+    if depends_on_memory:
+        return execution_of(step, knobs, recording.tape, applied, reuse.cost)
+    return reuse.execution(recording.tape, applied)
+
+
+class _Reuse:
+    """Of a run: its steps, until an earlier trace has all that follows, and what is kept of it for later runs."""
+
+    def __init__(
+        self, step: Step, record: StepRecord | None, knobs: Knobs, recording: recorder.Recording, gpu: VirtualGpu
+    ) -> None:
+        self._step, self._record, self._knobs = step, record, knobs
+        self._recording, self._gpu = recording, gpu
+        self.cost = Cost()
+        """Of the first step, after it."""
+        self._meter: Meter | None = None
+        self._begun: FirstStep | None = None
+        self._trace: Trace | None = None
+        """The trace of the whole run, where it continues an earlier one."""
+        self._before_update: tuple[int, Cost, tuple[str, ...]] | None = None
+        """Rows, cost and notes."""
+
+    def steps(self) -> Iterator[int]:
+        """Yield the numbers of the steps to run: the second one only where no trace has it."""
+        with measuring(self._gpu) as self._meter:
+            yield 0
+        self.cost = self._meter.total()
+        if self._record is not None:
+            self._begun = first_step(self._recording.events(), self._recording.tensors())
+            self._trace = self._record.similar(self._knobs, self._gpu, self._begun)
+        if self._trace is None:
+            yield 1
+
+    def is_known_from(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether an earlier trace has all that follows; called before the first and the second update."""
+        record, meter = self._record, self._meter
+        if record is None or self._begun is not None or meter is None:
+            return False
+        if not optimizers.depends_on_parameters_only(optimizer):
+            return False
+        first = first_step(self._recording.events(), self._recording.tensors())
+        trace = self._trace = record.continued(self._knobs, self._gpu, first)
+        if trace is None or trace.update is None:
+            notes = (*map(encodable, notes_of_run()), *self._recording.sharing_notes())
+            self._before_update = len(first.size), meter.total(), notes
+            return False
+        self._begun = trace.first
+        self.cost = Cost((*meter.works, *trace.update.works), tuple(meter.traffic))
+        return True
+
+    def execution(self, tape: Tape, applied: ApplyReport) -> Execution | _Continued:
+        """Return the execution, and add its trace to the record; of a run that a trace continues, what it lacks."""
+        execution = execution_of(self._step, self._knobs, tape, applied, self.cost)
+        depends_on_timing = tape.meta.late_reserved is not None or tape.meta.early_allocated is not None
+        if self._record is None or self._begun is None or depends_on_timing:
+            return execution
+        assumptions = tape.meta.notes[len(recorder.predicted(self._gpu).notes) :]
+        if self._trace is not None:
+            setting = TracedSetting(self._trace, applied, self.cost, assumptions, tape.meta)
+            self._record.add_setting(self._knobs, self._gpu, setting)
+            return _Continued(setting, tape.meta)
         requests = requests_of(tape)
         if requests is not None:
-            trace = reusable_trace(begun, requests, update)
+            trace = reusable_trace(self._begun, requests, self._update(assumptions))
             if trace is not None:
-                record.add_trace(knobs, gpu, trace)
-            record.add_setting(knobs, gpu, TracedSetting(trace or requests, applied, cost, assumptions, tape.meta))
-        return execution_of(step, knobs, tape, applied, cost)
-    setting = TracedSetting(trace, applied, cost, assumptions, tape.meta)
-    record.add_setting(knobs, gpu, setting)
-    return _Continued(setting, tape.meta)
+                self._record.add_trace(self._knobs, self._gpu, trace)
+            setting = TracedSetting(trace or requests, applied, self.cost, assumptions, tape.meta)
+            self._record.add_setting(self._knobs, self._gpu, setting)
+        return execution
+
+    def _update(self, assumptions: tuple[str, ...]) -> FirstUpdate | None:
+        """Return the first update, None where it leaves a note or sends: a run that ends before it would lack these."""
+        if self._before_update is None:
+            return None
+        rows, before, notes = self._before_update
+        is_alone = notes == assumptions and self.cost.traffic == before.traffic
+        return FirstUpdate(rows, self.cost.works[len(before.works) :]) if is_alone else None
 
 
 def _apply(stack: contextlib.ExitStack, knobs: Knobs, model: torch.nn.Module, sites: Sites | None) -> ApplyReport:

@@ -6,8 +6,8 @@ In: candidates and the `SearchPoint`s of the settings that were run. Out: the se
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from memexplore.analysis.tradeoffs import frontier
 from memexplore.run.knobs.knob import Untouched
@@ -73,24 +73,94 @@ def next_combinations(
     - settings that change more of the training than one that fits within `ACCEPTABLE_SLOW_DOWN`;
     - more micro-batches than fit, or are expected to.
     """
-    written, candidates = points[Knobs()], tuple(candidates)
-    singles = {**(estimates or {}), **points}
-    altering = [(one.knobs.changed().items(), one.field) for one in candidates if one.alters]
+    search = _Search(tuple(candidates), points, failed, capacity)
+    merits: dict[Knobs, _Merit] = {}
+    for both, estimate in search.combinations({**(estimates or {}), **points}):
+        merit = search.merit(both, estimate)
+        merits[both] = min(merit, merits.get(both, merit))
+    ordered = sorted(merits, key=lambda knobs: merits[knobs])
+    by_count: dict[Knobs, list[Knobs]] = {}
+    for knobs in ordered:
+        by_count.setdefault(knobs.replace(accumulation=None), []).append(knobs)
+    chosen = {
+        _micro_batched(rivals, [knobs for knobs in rivals if not merits[knobs].is_expected_too_large])
+        for rivals in by_count.values()
+    }
+    return search.in_turns({knobs: merits[knobs] for knobs in ordered if knobs in chosen})[:count]
 
-    def altered_fields(knobs: Knobs) -> tuple[str, ...]:
-        return tuple(field for change, field in altering if change <= knobs.changed().items())
 
-    limit = written.time * ACCEPTABLE_SLOW_DOWN
-    acceptable = [knobs for knobs, point in points.items() if point.fits and point.time <= limit]
-    max_altered = min((len(altered_fields(knobs)) for knobs in acceptable), default=len(altering))
-    fits_in_micro_batches = {knobs.replace(accumulation=None) for knobs, point in points.items() if point.fits}
-    fitting = [(knobs, point, set(altered_fields(knobs))) for knobs, point in points.items() if point.fits]
-    excluded = {*points, *failed}
-    changes = {change for one in candidates for change in one.knobs.changed().items()}
+class _Merit(NamedTuple):
+    """Orders combinations, best first."""
 
-    def is_needless(knobs: Knobs, estimate: SearchPoint) -> bool:
-        changed, altered = knobs.changed(), set(altered_fields(knobs))
-        for other, point, its in fitting:
+    cannot_save_enough: bool
+    """Whether weights, gradients and optimizer state alone are too large, so that saving activations cannot help."""
+    is_expected_too_large: bool
+    altered: int
+    """Number of fields that change the training."""
+    cost: float
+    """Time of what is expected to fit, else bytes."""
+    changes: int
+    text: str
+
+
+class _Search:
+    """The candidates and the settings that were run, and what these say of a combination that was not."""
+
+    def __init__(
+        self,
+        candidates: tuple[Candidate, ...],
+        points: Mapping[Knobs, SearchPoint],
+        failed: Iterable[Knobs],
+        capacity: int,
+    ) -> None:
+        self._candidates, self._points, self._capacity = candidates, points, capacity
+        self._excluded = {*points, *failed}
+        self._written = points[Knobs()]
+        self._altering = [(one.knobs.changed().items(), one.field) for one in candidates if one.alters]
+        fitting = {knobs: point for knobs, point in points.items() if point.fits}
+        self._fitting = [(knobs, point, set(self._altered(knobs))) for knobs, point in fitting.items()]
+        self._fits_in_micro_batches = {knobs.replace(accumulation=None) for knobs in fitting}
+        limit = self._written.time * ACCEPTABLE_SLOW_DOWN
+        acceptable = [altered for _, point, altered in self._fitting if point.time <= limit]
+        self._max_altered = min(map(len, acceptable), default=len(self._altering))
+
+    def combinations(self, singles: Mapping[Knobs, SearchPoint]) -> Iterator[tuple[Knobs, SearchPoint]]:
+        """Yield settings that were run with one more knob changed, and their estimates; some more than once.
+
+        `singles` has the points of the candidates.
+        """
+        changes = {change for one in self._candidates for change in one.knobs.changed().items()}
+        for knobs, point in self._points.items():
+            if not knobs.changed().items() <= changes:
+                continue
+            for one in self._candidates:
+                single = singles[one.knobs]
+                if one.field in knobs.changed() or (point.fits and single.time >= self._written.time):
+                    continue
+                both = knobs.replace(**one.knobs.changed())
+                if self._is_excluded(both) or cannot_fit(point, one.knobs, self._capacity):
+                    continue
+                estimate = combined(point, single, self._written)
+                if not self._is_needless(both, estimate):
+                    yield both, estimate
+
+    def _altered(self, knobs: Knobs) -> tuple[str, ...]:
+        """Return the fields that change the training."""
+        return tuple(field for change, field in self._altering if change <= knobs.changed().items())
+
+    def _is_excluded(self, knobs: Knobs) -> bool:
+        """Return whether a setting was run, cannot be run, alters more than is needed or has too many micro-batches."""
+        return bool(
+            knobs in self._excluded
+            or conflicts(knobs)
+            or len(self._altered(knobs)) > self._max_altered
+            or (knobs.accumulation and knobs.replace(accumulation=None) in self._fits_in_micro_batches)
+        )
+
+    def _is_needless(self, knobs: Knobs, estimate: SearchPoint) -> bool:
+        """Return whether a setting that fits has fewer changes and is as fast, or is expected to beat the setting."""
+        changed, altered = knobs.changed(), set(self._altered(knobs))
+        for other, point, its in self._fitting:
             if point.time > estimate.time * _AS_FAST or other == Knobs():
                 continue
             if other.changed().items() <= changed.items():
@@ -101,47 +171,29 @@ def next_combinations(
                 return True
         return False
 
-    order: dict[Knobs, tuple[Any, ...]] = {}
-    for knobs, point in points.items():
-        if not knobs.changed().items() <= changes:
-            continue
-        for one in candidates:
-            single = singles[one.knobs]
-            if one.field in knobs.changed() or (point.fits and single.time >= written.time):
-                continue
-            both = knobs.replace(**one.knobs.changed())
-            if both in excluded or conflicts(both) or len(altered_fields(both)) > max_altered:
-                continue
-            if both.accumulation and both.replace(accumulation=None) in fits_in_micro_batches:
-                continue
-            estimate = combined(point, single, written)
-            if cannot_fit(point, one.knobs, capacity) or is_needless(both, estimate):
-                continue
-            expected_to_fit = estimate.needed <= capacity
-            # Where weights, gradients and optimizer state alone are too large, saving activations cannot help.
-            merit = (
-                estimate.constant > capacity,
-                not expected_to_fit,
-                len(altered_fields(both)),
-                estimate.time if expected_to_fit else estimate.needed,
-            )
-            key = (*merit, len(both.changed()), str(both))
-            order[both] = min(key, order.get(both, key))
-    ordered = sorted(order, key=lambda knobs: order[knobs])
-    by_count: dict[Knobs, list[Knobs]] = {}
-    for knobs in ordered:
-        by_count.setdefault(knobs.replace(accumulation=None), []).append(knobs)
-    chosen = {
-        _micro_batched(rivals, [knobs for knobs in rivals if not order[knobs][1]]) for rivals in by_count.values()
-    }
-    # Fields that change the training take turns: the search cannot know which of them a person accepts.
-    turns: Counter[tuple[Any, ...]] = Counter()
-    turn_of: dict[Knobs, tuple[Any, ...]] = {}
-    for knobs in filter(chosen.__contains__, ordered):
-        merit = order[knobs][:3]
-        turns[merit, altered_fields(knobs)] += 1
-        turn_of[knobs] = (merit, turns[merit, altered_fields(knobs)])
-    return sorted(turn_of, key=lambda knobs: turn_of[knobs])[:count]
+    def merit(self, knobs: Knobs, estimate: SearchPoint) -> _Merit:
+        """Return the key that sorts a setting among others."""
+        is_expected_too_large = estimate.needed > self._capacity
+        return _Merit(
+            estimate.constant > self._capacity,
+            is_expected_too_large,
+            len(self._altered(knobs)),
+            estimate.needed if is_expected_too_large else estimate.time,
+            len(knobs.changed()),
+            str(knobs),
+        )
+
+    def in_turns(self, merits: Mapping[Knobs, _Merit]) -> list[Knobs]:
+        """Return settings in such an order that fields that change the training take turns; `merits` is sorted.
+
+        The search cannot know which of these fields a person accepts.
+        """
+        turns: Counter[tuple[Any, ...]] = Counter()
+        turn_of: dict[Knobs, tuple[Any, ...]] = {}
+        for knobs, merit in merits.items():
+            turns[merit[:3], self._altered(knobs)] += 1
+            turn_of[knobs] = (merit[:3], turns[merit[:3], self._altered(knobs)])
+        return sorted(turn_of, key=lambda knobs: turn_of[knobs])
 
 
 def _micro_batched(rivals: list[Knobs], expected_to_fit: list[Knobs]) -> Knobs:

@@ -108,30 +108,40 @@ def checkpoint_lines(model: nn.Module | None, checkpoint: Checkpoint) -> Iterato
         return
     yield call.imported
     if kind is CheckpointKind.KEEP_MATMULS:
-        yield "from torch.utils.checkpoint import create_selective_checkpoint_contexts"
-        yield _KEEP.format(ops="".join(f'    "{op}",\n' for op in _KEPT))
-        overwriting = [] if model is None else list(_overwriting(model))
-        if overwriting:
-            yield (
-                f"for name in {overwriting!r}:\n"
-                "    model.get_submodule(name).inplace = False  # a kept result must not be overwritten"
-            )
-        keeping = "context_fn=functools.partial(create_selective_checkpoint_contexts, keep)"
-        call = call._replace(options=f"{call.options}, {keeping}")
+        yield from _keep_matmuls(model)
+        call = call.keeping_matmuls()
     if kind is CheckpointKind.LAYERS:
         yield _for_names(model, checkpoint.layers, call)
-    elif model is None:
-        every = f"[::{checkpoint.every}]" if checkpoint.every > 1 else ""
+    else:
+        yield from _every(model, checkpoint.every, call)
+
+
+def _every(model: nn.Module | None, every: int, call: _Call) -> Iterator[str]:
+    """Yield the lines that checkpoint every n-th of the repeated blocks."""
+    if model is None:
+        chosen = f"[::{every}]" if every > 1 else ""
         yield (
-            f"for block in list(model.layers){every}:  # model.layers: the repeated blocks of your model\n"
+            f"for block in list(model.layers){chosen}:  # model.layers: the repeated blocks of your model\n"
             f"    {call.around_block}"
         )
-    else:
-        chosen = pieces_of(model)[:: checkpoint.every]
-        single = tuple(piece.name for piece in chosen if len(piece.modules) == 1)
-        if single:
-            yield _for_names(model, single, call)
-        yield from _in_sequentials([piece for piece in chosen if len(piece.modules) > 1], call)
+        return
+    pieces = pieces_of(model)[::every]
+    single = tuple(piece.name for piece in pieces if len(piece.modules) == 1)
+    if single:
+        yield _for_names(model, single, call)
+    yield from _in_sequentials([piece for piece in pieces if len(piece.modules) > 1], call)
+
+
+def _keep_matmuls(model: nn.Module | None) -> Iterator[str]:
+    """Yield the lines that define which results selective checkpointing keeps."""
+    yield "from torch.utils.checkpoint import create_selective_checkpoint_contexts"
+    yield _KEEP.format(ops="".join(f'    "{op}",\n' for op in _KEPT))
+    overwriting = [] if model is None else list(_overwriting(model))
+    if overwriting:
+        yield (
+            f"for name in {overwriting!r}:\n"
+            "    model.get_submodule(name).inplace = False  # a kept result must not be overwritten"
+        )
 
 
 def _overwriting(model: nn.Module) -> Iterator[str]:
@@ -161,6 +171,11 @@ class _Call(NamedTuple):
     def around_block(self) -> str:
         """The statement that checkpoints a block."""
         return self.set_forward(f"functools.partial({self.name}, block.forward, {self.options})")
+
+    def keeping_matmuls(self) -> _Call:
+        """Return the call that keeps the results named by `_keep_matmuls`."""
+        keeping = "context_fn=functools.partial(create_selective_checkpoint_contexts, keep)"
+        return self._replace(options=f"{self.options}, {keeping}")
 
     def set_forward(self, forward: str) -> str:
         """Return the statement that sets the forward of a block."""
