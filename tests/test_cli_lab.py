@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from memexplore.cli import commands, examples, lab, run
+from memexplore.cli import commands, examples, lab, run_options
 from tests.documents import REPOSITORY
 from tests.test_cli import memexplore
 
@@ -89,5 +89,5 @@ def test_examples_of_the_help_can_be_typed(command, capsys):
     printed = capsys.readouterr().out
     for line in examples.EXAMPLES[command]:
         assert f"  {line}\n" in printed
-        arguments, _ = run.split_arguments(shlex.split(line)[1:])
+        arguments, _ = run_options.split_arguments(shlex.split(line)[1:])
         commands._parser().parse_known_args(arguments)  # ends with an error for an unknown option

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import textwrap
 
@@ -11,7 +10,7 @@ import torch
 
 import memexplore as mx
 from memexplore.cli import live_run
-from memexplore.cli.live_run import normalized
+from memexplore.cli.run_options import normalized
 from memexplore.run.machine import machine_of
 from memexplore.tape import Tape
 from tests.live.test_cuda import real_gpu  # noqa: F401  (a fixture)
@@ -246,14 +245,13 @@ def test_a_real_gpu_is_watched(real_gpu):  # noqa: F811
         for _ in range(6):
             loop.step()
 
-    options = argparse.Namespace(live=live_run.NO_FOLDER)
-    watched = live_run.watch(program, options, machine_of("cuda"))
+    watched = live_run.watch(program, machine_of("cuda"), live_run.NO_FOLDER)
     assert watched.outcome == "fits"
     assert watched.status.device == "cuda:0"
     assert watched.status.newest.step == 6
     assert watched.status.capacity == torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
     assert watched.peak == torch.cuda.max_memory_allocated()
-    assert live_run.report(watched, live_run.NO_FOLDER).startswith("■ ended · step 6 · ")
+    assert watched.text().startswith("■ ended · step 6 · ")
 
 
 # --- folders -------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-from memexplore.cli import doctor, examples, export, gpus, lab, open, run, verify
+from memexplore.cli import doctor, examples, export, gpus, lab, open, run, run_options, verify
 from memexplore.cli.options import ERROR, FITS, USAGE, UsageError
 from memexplore.text.package import VERSION
 
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0 success or fits, 1 error, 2 usage error, 3 out of memory, 4 nothing ran on the GPU or child processes were not
     measured, 130 interrupted.
     """
-    arguments, script_arguments = run.split_arguments(list(sys.argv[1:] if argv is None else argv))
+    arguments, script_arguments = run_options.split_arguments(list(sys.argv[1:] if argv is None else argv))
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     if rest and options.command != "lab":
@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
 
-    run.add(command)
+    run_options.add(command)
     for name in ("open", "export", "verify", "gpus"):
         _COMMANDS[name].add(command)
     command("lab", "Open JupyterLab on the first notebook; further arguments go to JupyterLab.")

@@ -1,21 +1,19 @@
-"""Run `memexplore run --live`: show a program while it runs, then print its report."""
+"""`memexplore run --live`: watch the steps of a program, show them while it runs, and report on them at its end."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import dataclasses
 import os
 import pathlib
 import signal
-import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from memexplore.cli import live_status, live_text
-from memexplore.cli.live_display import display
-from memexplore.cli.options import UsageError
+from memexplore.cli.live_display import display, is_shown_here
 from memexplore.tape import Ending
 from memexplore.text.units import size_text
 
@@ -30,7 +28,8 @@ NO_FOLDER = pathlib.Path()
 """The value of `--live` without a folder."""
 
 
-class Watched(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Watched:
     """A program that came to its end."""
 
     status: live_status.Status
@@ -44,52 +43,61 @@ class Watched(NamedTuple):
     notes: tuple[str, ...]
     peak: int | None
     """Peak allocated of the whole program, None on the CPU."""
+    folder: pathlib.Path
     post_mortem: PostMortem | None = None
     """That of a program that ran out of memory in a recorded step."""
 
+    def text(self) -> str:
+        """Return the report."""
+        if not is_shown_here():
+            # One report is enough for the processes that `torchrun` starts on a machine.
+            return live_text.plain(self.status, f"memexplore, rank {os.environ.get('RANK', '?')}")
+        from memexplore.cli.report_text import report_text
 
-def normalized(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments of `run`, with ``--live`` and the folder after it as one.
+        parts = ["\n".join(live_text.as_text(live_text.lines(self.status)))]
+        if self.outcome == "not on gpu":
+            parts[0] += f"\nNothing trained on the {self.status.device.removeprefix('virtual ')}."
+        if self.outcome == "oom" and not self.error:
+            parts[0] += "\nOut of memory: no step of the program followed its last out-of-memory error."
+        if self.status.newest is None:
+            peak = f" The program's peak is {size_text(self.peak)} allocated." if self.peak else ""
+            parts.append(f"No training step came to its end, because no optimizer stepped.{peak}")
+        if self.tape is not None:
+            failed = bool(self.tape.meta.error)
+            kind = "which failed" if failed else "the recorded step with the highest peak"
+            parts.append(f"Step {self.step:,}, {kind}:\n{report_text(self.tape, self.post_mortem)}")
+        notes = [f"Note: {note}" for note in self.notes]
+        if self.folder != NO_FOLDER:
+            notes.append(f"The run is in {self.folder}: memexplore open {self.folder}")
+        if notes:
+            parts.append("\n".join(notes))
+        return "\n\n".join(parts)
 
-    A name after ``--live`` that ends with ``.py`` or is a file is the script.
+    def as_dict(self) -> dict[str, Any]:
+        """Return the object of ``run --live --json``: that of the tape's step, and of the run as a whole."""
+        from memexplore.analysis import placements
+        from memexplore.analysis import summary as of_tape
 
-    >>> normalized(["run", "--live", "train.py"]), normalized(["run", "train.py", "--live", "runs/a", "--gpu", "T4"])
-    (['run', '--live=', 'train.py'], ['run', 'train.py', '--live=runs/a', '--gpu', 'T4'])
-    """
-    result: list[str] = []
-    waiting = list(arguments)
-    while waiting:
-        argument = waiting.pop(0)
-        if argument == "--live":
-            following = waiting[0] if waiting else "-"
-            has_folder = not (
-                following.startswith("-") or following.endswith(".py") or pathlib.Path(following).is_file()
-            )
-            argument = f"--live={waiting.pop(0) if has_folder else ''}"
-        result.append(argument)
-    return result
-
-
-def check_folder(folder: pathlib.Path) -> None:
-    """Raise UsageError for a folder that cannot take the run of this process."""
-    from memexplore.ranks.writer import rank_of_environment
-
-    if folder == NO_FOLDER:
-        return
-    try:
-        rank, _ = rank_of_environment()
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    own = folder / f"rank={rank}"
-    if own.exists():
-        raise UsageError(f"--live: {str(own)!r} exists already; name another folder, or remove this one")
-    above = next((path for path in (folder, *folder.parents) if path.exists()), folder)
-    if not above.is_dir():
-        raise UsageError(f"--live: {str(above)!r} is a file; name a folder")
+        status, of_step = self.status, {}
+        if self.tape is not None:
+            of_step = of_tape.summary(self.tape) | placements.summary_ranges(self.tape)
+        if self.post_mortem is not None:
+            of_step |= {"post_mortem": self.post_mortem.as_dict()}
+        return of_step | {
+            "outcome": self.outcome,
+            "error": self.end.error or None,
+            "steps": status.newest.step if status.newest is not None else 0,
+            "seconds_per_step": status.seconds,
+            "worst_step": status.worst._asdict() if status.worst is not None else None,
+            "overhead": status.overhead,
+            "growth_per_step": status.growth or None,
+            "held_by": list(status.held_by),
+            "notes": [*self.notes, *status.notes],
+        }
 
 
-def watch(program: Callable[[], None], options: argparse.Namespace, machine: Machine) -> Watched:
-    """Run a program on a machine and show its steps."""
+def watch(program: Callable[[], None], machine: Machine, folder: pathlib.Path) -> Watched:
+    """Run a program on a machine, show its steps, and write them to a folder unless it is `NO_FOLDER`."""
     from memexplore.live.program import watch_program
     from memexplore.out_of_memory.evidence import collect
     from memexplore.out_of_memory.value import of_failure
@@ -108,23 +116,22 @@ def watch(program: Callable[[], None], options: argparse.Namespace, machine: Mac
     def status(shown: float = 0.0) -> live_status.Status | None:
         if not lives:
             return None
-        status_now = live_status.of_live(lives[-1], _name(lives[-1], is_virtual), holders, shown)
-        if status_now.growth and not status_now.held_by and shown_last and shown_last[0].held_by:
+        now = live_status.of_live(lives[-1], _name(lives[-1], is_virtual), holders, shown)
+        if now.growth and not now.held_by and shown_last and shown_last[0].held_by:
             # The variables of a program are gone at its end.
-            status_now = status_now._replace(growth=shown_last[0].growth, held_by=shown_last[0].held_by)
-        shown_last[:] = [status_now]
-        return status_now
+            now = now._replace(growth=shown_last[0].growth, held_by=shown_last[0].held_by)
+        shown_last[:] = [now]
+        return now
 
     # The hooks are gone before the compiled model runs (`live.watcher`).
     warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
-    folder = None if options.live == NO_FOLDER else options.live
     error, evidence, notes, peak = None, None, [], None
     with display(status), session.every_file(), machine.block():
         unwatch = endings.watch_threads(lambda end: ended.append(end))
         if is_virtual:
             processes.begin()
         try:
-            with watch_program(lives.append, device, folder) as watched:
+            with watch_program(lives.append, device, None if folder == NO_FOLDER else folder) as watched:
                 try:
                     program()
                 finally:
@@ -145,10 +152,10 @@ def watch(program: Callable[[], None], options: argparse.Namespace, machine: Mac
     outcome = _outcome(end, watched, bool(is_virtual and unmeasured), peak if is_virtual else None, tape)
     if watched.out_of_memory and not watched.gave_up and end.ending is not Ending.OUT_OF_MEMORY:
         notes.insert(0, f"the program went on after {_errors(watched.out_of_memory)}")
-    last_status = status()
-    assert last_status is not None
+    last = status()
+    assert last is not None
     post_mortem = of_failure(tape, evidence) if tape is not None else None
-    return Watched(last_status, end, error, step, tape, outcome, tuple(notes), peak, post_mortem)
+    return Watched(last, end, error, step, tape, outcome, tuple(notes), peak, folder, post_mortem)
 
 
 def _outlast_other_ranks() -> None:
@@ -199,57 +206,3 @@ def _outcome(end: End, watched: Any, is_partly_measured: bool, peak: int | None,
         return "partly measured"
     trained_on_cpu = tape is not None and bool(tape.meta.trained_on_cpu)
     return "not on gpu" if peak == 0 or trained_on_cpu else "fits"
-
-
-def report(watched: Watched, folder: pathlib.Path) -> str:
-    """Return the report after the end of a program."""
-    from memexplore.cli.report_text import report_text
-
-    parts = ["\n".join(live_text.as_text(live_text.lines(watched.status)))]
-    if watched.outcome == "not on gpu":
-        parts[0] += f"\nNothing trained on the {watched.status.device.removeprefix('virtual ')}."
-    if watched.outcome == "oom" and not watched.error:
-        parts[0] += "\nOut of memory: no step of the program followed its last out-of-memory error."
-    if watched.status.newest is None:
-        peak = f" The program's peak is {size_text(watched.peak)} allocated." if watched.peak else ""
-        parts.append(f"No training step came to its end, because no optimizer stepped.{peak}")
-    if watched.tape is not None:
-        failed = bool(watched.tape.meta.error)
-        kind = "which failed" if failed else "the recorded step with the highest peak"
-        parts.append(f"Step {watched.step:,}, {kind}:\n{report_text(watched.tape, watched.post_mortem)}")
-    notes = [f"Note: {note}" for note in watched.notes]
-    if folder != NO_FOLDER:
-        notes.append(f"The run is in {folder}: memexplore open {folder}")
-    if notes:
-        parts.append("\n".join(notes))
-    return "\n\n".join(parts)
-
-
-def summary(watched: Watched) -> dict[str, Any]:
-    """Return the object of ``run --live --json``: that of the tape's step, and of the run as a whole."""
-    from memexplore.analysis import placements
-    from memexplore.analysis import summary as of_tape
-
-    status, of_step = watched.status, {}
-    if watched.tape is not None:
-        of_step = of_tape.summary(watched.tape) | placements.summary_ranges(watched.tape)
-    if watched.post_mortem is not None:
-        of_step |= {"post_mortem": watched.post_mortem.as_dict()}
-    return of_step | {
-        "outcome": watched.outcome,
-        "error": watched.end.error or None,
-        "steps": status.newest.step if status.newest is not None else 0,
-        "seconds_per_step": status.seconds,
-        "worst_step": status.worst._asdict() if status.worst is not None else None,
-        "overhead": status.overhead,
-        "growth_per_step": status.growth or None,
-        "held_by": list(status.held_by),
-        "notes": [*watched.notes, *status.notes],
-    }
-
-
-def flush() -> None:
-    """Write what the program has printed, before the report."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()

@@ -7,7 +7,6 @@ number run to their end: a script may do anything with its rank, so nobody knows
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import pathlib
@@ -21,15 +20,12 @@ from typing import Any, NamedTuple
 
 from memexplore.cli.equal_ranks import Equal, Part, run_distinct
 from memexplore.cli.first_steps import VARIABLE, Until
-from memexplore.cli.options import ERROR, FITS, INTERRUPTED, NOT_KNOWN, OOM, UsageError, check_output, write_output
+from memexplore.cli.options import ERROR, FITS, INTERRUPTED, NOT_KNOWN, OOM, write_output
 from memexplore.cli.report_text import text_table
+from memexplore.cli.run_options import RunOptions, is_page
 from memexplore.tape import Ending, Meta, Source, Tape
-from memexplore.text import result_files
 from memexplore.text.units import size_text
 
-_ALL = "all"
-_OF_ONE_RANK = {"live": "--live", "advise": "--advise", "knob": "--knob"}
-"""Options whose result is that of one rank."""
 _WORST_FIRST = (INTERRUPTED, OOM, ERROR, NOT_KNOWN, FITS)
 """Statuses; any other one, which the script exits with, counts as an error."""
 _SHOWN_LINES = 20
@@ -56,59 +52,8 @@ class RankRun(NamedTuple):
         return int((self.summary or {}).get(f"peak_{name}", 0))
 
 
-def ranks_of(world: int | None, text: str | None) -> tuple[int, ...]:
-    """Return the ranks that are run, in order; none without `--world`.
-
-    >>> ranks_of(8, "0,5-7"), ranks_of(2, "all"), ranks_of(8, None), ranks_of(None, None)
-    ((0, 5, 6, 7), (0, 1), (0,), ())
-
-    Raises UsageError for text that names no ranks of the world.
-    """
-    if world is None:
-        if text is not None:
-            raise UsageError("--rank needs the number of processes: write --world 8 as well")
-        return ()
-    if world < 1:
-        raise UsageError(f"--world {world} is no number of processes: write 1 or more")
-    if text == _ALL:
-        return tuple(range(world))
-    ranks: set[int] = set()
-    for part in (text or "0").split(","):
-        first, _, last = part.strip().partition("-")
-        last = last or first
-        if not (first.isdecimal() and last.isdecimal()):
-            raise UsageError(f"--rank {text!r} names no ranks: write a number, several such as 0,4-7, or all")
-        ranks.update(range(int(first), int(last) + 1))
-    if not ranks or max(ranks) >= world:
-        raise UsageError(f"--rank {text!r} names ranks that a world of {world} does not have: write 0 to {world - 1}")
-    return tuple(sorted(ranks))
-
-
-def check(ranks: Sequence[int], options: argparse.Namespace) -> None:
-    """Check the options of a run of several ranks.
-
-    Raises UsageError for options whose result is that of one rank, and for results that cannot be written.
-    """
-    for name, option in _OF_ONE_RANK.items():
-        if getattr(options, name) not in (None, False):
-            raise UsageError(f"{option} is for one rank: name it, such as --rank {ranks[0]}")
-    if options.html is not None and _is_page(options.html):
-        check_output("--html", options.html, result_files.PAGE)
-    folders = {"-o": options.output, "--html": None if _is_page(options.html) else options.html}
-    for option, path in folders.items():
-        if path is None:
-            continue
-        above = next(existing for existing in (path, *path.absolute().parents) if existing.exists())
-        if not above.is_dir():
-            raise UsageError(f"{option}: {str(above)!r} is a file; several ranks are written to a folder")
-        if path.is_dir() and any(path.iterdir()):
-            raise UsageError(f"{option}: the folder {str(path)!r} is not empty; name another one, or empty it")
-    if options.html is not None and options.html == options.output:
-        raise UsageError(f"--html and -o name the same folder {str(options.html)!r}; write two names")
-
-
-def run(ranks: Sequence[int], options: argparse.Namespace, arguments: list[str]) -> int:
-    """Run ranks in processes beside each other, print what they need, and return the status of the worst.
+def run(options: RunOptions) -> int:
+    """Run the ranks in processes beside each other, print what they need, and return the status of the worst.
 
     With `-o` their tapes are written to a folder, with `--html` their pages, or the page of the worst to a file.
     """
@@ -118,13 +63,13 @@ def run(ranks: Sequence[int], options: argparse.Namespace, arguments: list[str])
             with ThreadPoolExecutor(os.cpu_count()) as pool:
 
                 def run_parts(parts: Iterable[Part]) -> list[RankRun]:
-                    return list(pool.map(lambda part: _run(part, options, arguments, folder), parts))
+                    return list(pool.map(lambda part: _run(part, options, folder), parts))
 
                 equal: tuple[Equal, ...] = ()
-                if options.rank == _ALL:
-                    runs, equal = run_distinct(ranks, run_parts)
+                if options.stops_equal_ranks:
+                    runs, equal = run_distinct(options.ranks, run_parts)
                 else:
-                    runs = run_parts((rank, Until.END) for rank in ranks)
+                    runs = run_parts((rank, Until.END) for rank in options.ranks)
         except KeyboardInterrupt:
             return INTERRUPTED
         _write(runs, options, folder)
@@ -132,28 +77,19 @@ def run(ranks: Sequence[int], options: argparse.Namespace, arguments: list[str])
         if rank_run.status and rank_run.output:
             lines = rank_run.output.rstrip().splitlines()[-_SHOWN_LINES:]
             print(f"Rank {rank_run.rank}:", *lines, sep="\n  ", file=sys.stderr)
-    if options.json:
+    world = options.machine.world or 1
+    if options.prints_json:
         objects = [{**(rank_run.summary or {}), "rank": rank_run.rank, "status": rank_run.status} for rank_run in runs]
-        result = {"world": options.world, "worst": worst(runs).rank, "ranks": objects}
+        result = {"world": world, "worst": worst(runs).rank, "ranks": objects}
         print(json.dumps(result | {"equal": [same._asdict() for same in equal]}, indent=2))
     else:
-        print(report(runs, options.world, equal))
+        print(report(runs, world, equal))
         if options.output is not None:
             print(f"\nThe tapes of the ranks: memexplore open {options.output}")
     return min((rank_run.status for rank_run in runs), key=_severity)
 
 
-def command(options: argparse.Namespace, arguments: list[str], rank: int, files: Sequence[str] = ()) -> list[str]:
-    """Return the command line that runs one rank with the options of `memexplore run`; `files` are those it writes."""
-    words = [sys.executable, "-m", "memexplore", "run", "--json", "--world", str(options.world), "--rank", str(rank)]
-    for name in ("gpu", "release", "os", "values"):
-        if (value := getattr(options, name)) is not None:
-            words += [f"--{name}", str(value)]
-    program = ["-m", options.module] if options.module is not None else [str(options.script), "--"]
-    return [*words, *files, *program, *arguments]
-
-
-def _run(part: Part, options: argparse.Namespace, arguments: list[str], folder: pathlib.Path) -> RankRun:
+def _run(part: Part, options: RunOptions, folder: pathlib.Path) -> RankRun:
     """Run one rank in a process of its own, which writes its tape and its page to a folder if they are wanted."""
     rank, until = part
     files: list[str] = []
@@ -161,7 +97,7 @@ def _run(part: Part, options: argparse.Namespace, arguments: list[str], folder: 
         files += ["-o", str(_tape(folder, rank))]
     if options.html is not None:
         files += ["--html", str(_page(folder, rank))]
-    words = command(options, arguments, rank, files)
+    words = options.command_of_rank(rank, files)
     environment = {**os.environ, VARIABLE: until.value}
     ended = subprocess.run(words, capture_output=True, text=True, errors="replace", env=environment)
     try:
@@ -171,7 +107,7 @@ def _run(part: Part, options: argparse.Namespace, arguments: list[str], folder: 
     return RankRun(rank, summary, ended.returncode, ended.stderr)
 
 
-def _write(runs: Sequence[RankRun], options: argparse.Namespace, folder: pathlib.Path) -> None:
+def _write(runs: Sequence[RankRun], options: RunOptions, folder: pathlib.Path) -> None:
     """Write the results of the ranks where the options name them."""
     if options.output is not None:
         options.output.mkdir(parents=True, exist_ok=True)
@@ -180,8 +116,8 @@ def _write(runs: Sequence[RankRun], options: argparse.Namespace, folder: pathlib
             if path.exists():
                 shutil.copyfile(path, target)
             else:
-                _tape_of_error(rank_run, options.world).save(target)
-    if _is_page(options.html):
+                _tape_of_error(rank_run, options.machine.world).save(target)
+    if options.html is not None and is_page(options.html):
         page = _page(folder, worst(runs).rank)
         if page.exists():
             write_output(options.html, lambda path: shutil.copyfile(page, path))
@@ -193,16 +129,11 @@ def _write(runs: Sequence[RankRun], options: argparse.Namespace, folder: pathlib
                 shutil.copyfile(page, options.html / page.name)
 
 
-def _tape_of_error(rank_run: RankRun, world: int) -> Tape:
+def _tape_of_error(rank_run: RankRun, world: int | None) -> Tape:
     """Return a tape without rows for a rank that an error ended before it had one."""
     error = rank_run.output.rstrip().rpartition("\n")[2]
     meta = Meta(Source.PREDICTED, "", ending=Ending.ERROR, error=error, rank=rank_run.rank, world=world)
     return Tape.from_columns({}, meta=meta)
-
-
-def _is_page(path: pathlib.Path | None) -> bool:
-    """Return whether a path names a page, and not a folder of pages."""
-    return path is not None and path.suffix.lower() in (".html", ".htm")
 
 
 def _tape(folder: pathlib.Path, rank: int) -> pathlib.Path:

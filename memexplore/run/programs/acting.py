@@ -270,14 +270,12 @@ def acting(plan: Plan, names: Mapping[str, Any]) -> Iterator[Acting]:
 
 
 @contextlib.contextmanager
-def changing(
-    plan: Plan | None, program: Callable[[], object], device: torch.device | None
-) -> Iterator[Callable[[], object]]:
-    """Yield a function that runs a program under the knobs of a plan; without a plan the program itself.
+def changing(plan: Plan, program: Callable[[], object], device: torch.device | None) -> Iterator[Callable[[], object]]:
+    """Yield a function that runs a program under the knobs of a plan; without knobs the program itself.
 
     `device` is a real one, None for a virtual GPU.
     """
-    if plan is None:
+    if not plan.knobs.changed():
         yield program
         return
     with acting(plan, {}) as knobs:

@@ -9,29 +9,41 @@ import pathlib
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from memexplore.recorder.recording import record
+from memexplore.recorder.recording import Recording, record
 from memexplore.run.knobs.applying.model_state import preserve_random_states
 from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.machine import DEFAULT_VIRTUAL, Machine, machine_of
 from memexplore.run.programs import interpreter, real_run
-from memexplore.run.programs.acting import CannotActError, Plan
+from memexplore.run.programs.acting import CannotActError, Plan, changing
 from memexplore.run.programs.cost import measuring
 from memexplore.run.programs.execution import Execution
 from memexplore.run.programs.loop import Loop, ran
+from memexplore.tape import Tape
 from memexplore.virtual_gpu.files import session
+
+Block = Callable[[Recording], contextlib.AbstractContextManager[object]]
+"""Makes the block in which a recorded script runs."""
+
+
+class Recorded(NamedTuple):
+    """A script that was run as its user starts it."""
+
+    tape: Tape
+    error: BaseException | None
+    """The exception that ended it."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Script:
     """A file, or by its name a module as with `python -m`, with the arguments of its command line.
 
-    Called, it runs like Python runs it. `execute` also restores what it has changed: `sys.argv`, `sys.path`, the
-    environment, the working directory, random states, and its own modules, which another run imports again. Files are
-    kept apart on a virtual GPU, as in `memexplore run`.
+    Called, it runs like Python runs it; `record` records that. `execute` also restores what it has changed: `sys.argv`,
+    `sys.path`, the environment, the working directory, random states, and its own modules, which another run imports
+    again. Files are kept apart on a virtual GPU in both.
 
     Raises SyntaxError for a file that is not Python, OSError for a file that cannot be read.
     """
@@ -52,6 +64,11 @@ class Script:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.target, self.arguments)
+
+    @property
+    def folder(self) -> str:
+        """The folder where the script finds its own modules."""
+        return os.getcwd() if isinstance(self.target, str) else os.path.dirname(os.path.realpath(self.target))
 
     def __call__(self) -> None:
         """Run the program. `sys.exit` in it raises SystemExit; a module that cannot be run raises `NoModuleError`."""
@@ -79,6 +96,36 @@ class Script:
         """
         plan = self.plan(knobs, machine)
         return self._run(plan, machine, self._loop.watching() if knobs == Knobs() else contextlib.nullcontext())
+
+    def record(self, knobs: Knobs, machine: Machine, block: Block) -> Recorded:
+        """Run the script inside a block as its user starts it, and record it: it prints, and nothing is restored.
+
+        The block is entered while the GPU is on and the script's files are there; it sees the exception that ends the
+        script, before its frames are gone, and may keep it from the result.
+
+        Raises ValueError for a knob that cannot act, and what `plan` raises.
+        """
+        plan, ended_by = self.plan(knobs, machine), None
+        with (
+            session.every_file(),
+            machine.block(),
+            changing(plan, self._start, machine.recorded_device) as changed,
+            record(machine.recorded_device) as recording,
+        ):
+            # Above are the frames of who calls this.
+            recording.end_stacks_at(sys._getframe())
+            try:
+                with block(recording):
+                    changed()
+            except CannotActError:
+                raise
+            except BaseException as error:
+                recording.ended_by(error)
+                ended_by = error
+        tape = recording.tape
+        if knobs.changed():
+            tape = tape.replace(meta=tape.meta._replace(notes=(*tape.meta.notes, f"Knobs: {knobs}.")))
+        return Recorded(tape, ended_by)
 
     def _observe(self, machine: Machine) -> Callable[[contextlib.AbstractContextManager[Any]], object]:
         # Also for a real GPU: the run that the user wants is the only one on it.

@@ -1,0 +1,61 @@
+"""The process of a rank among the other ranks of `memexplore run --world N`, which are run when it needs them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from memexplore.cli.options import FITS
+
+if TYPE_CHECKING:
+    from memexplore.cli.run_options import RunOptions
+    from memexplore.run.machine import Machine
+
+
+@contextlib.contextmanager
+def among_ranks(options: RunOptions) -> Iterator[None]:
+    """Run the ranks too from which the block receives objects, and those that have written a file that it reads."""
+    rank, world = options.machine.rank, options.machine.world
+    if world is None:
+        yield
+        return
+    import torch
+
+    from memexplore.virtual_gpu.distributed import messages
+    from memexplore.virtual_gpu.files import elsewhere, session
+
+    def fetch(path: str) -> pathlib.Path | None:
+        if not torch.distributed.is_initialized():
+            return None
+        first = messages.sender_of(path, rank, world, session.has_file)
+        copies = (messages.fetch_file(path, sender, rank) for sender in dict.fromkeys((first, 0)) if sender != rank)
+        return next(filter(None, copies), None)
+
+    if messages.is_helper():
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        # Most ranks exchange objects before the first step only, such as the shapes of a pipeline.
+        def before_step(*_: object) -> None:
+            if not messages.wait_until_needed(rank):
+                os._exit(FITS)
+
+        register_optimizer_step_pre_hook(before_step)
+    give = (lambda path: messages.give_files(rank, [path])) if messages.is_helper() else None
+    with (
+        messages.between_ranks(options.command_of_rank, session.copy_file, session.on_disk),
+        elsewhere.fetched_by(fetch, give),
+    ):
+        yield
+
+
+def give_files(machine: Machine) -> None:
+    """Copy the files of this rank that others need or may need later, before those without values are deleted."""
+    if machine.world is not None:
+        from memexplore.virtual_gpu.distributed import messages
+        from memexplore.virtual_gpu.files import session
+
+        if messages.is_helper():
+            messages.give_files(machine.rank, session.written_files())

@@ -1,0 +1,143 @@
+"""`memexplore run` without `--live`: record a script, with what its process knows of an out-of-memory error."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import traceback
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from memexplore.cli import first_steps
+from memexplore.cli.among_ranks import among_ranks, give_files
+from memexplore.cli.options import UsageError
+from memexplore.cli.report_text import report_text
+
+if TYPE_CHECKING:
+    from memexplore.cli.run_options import RunOptions
+    from memexplore.out_of_memory.evidence_types import Evidence
+    from memexplore.out_of_memory.failed_step import FailedStep, SeenCall
+    from memexplore.out_of_memory.value import PostMortem
+    from memexplore.out_of_memory.what_fits import WhatFits
+    from memexplore.recorder.recording import Recording
+    from memexplore.run.programs.script import Script
+    from memexplore.tape import Tape
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RecordedRun:
+    """A script that came to its end."""
+
+    tape: Tape
+    error: BaseException | None
+    """The exception that ended it."""
+    evidence: Evidence | None
+    """What is known of an out-of-memory error."""
+    step: FailedStep | str | None
+    """The step that ran out of memory, or why it cannot be rebuilt; None where no advice is wanted."""
+    requests: first_steps.Requests
+
+    @functools.cached_property
+    def _summary(self) -> dict[str, Any]:
+        from memexplore.analysis import summary
+
+        return summary.summary(self.tape)
+
+    @property
+    def outcome(self) -> str:
+        """As in the object of ``--json``."""
+        return str(self._summary["outcome"])
+
+    @functools.cached_property
+    def post_mortem(self) -> PostMortem | None:
+        """Why it ran out of memory, None where it did not."""
+        from memexplore.out_of_memory.value import of_tape
+
+        return of_tape(self.tape, self.evidence)
+
+    def _what_fits(self) -> WhatFits | None:
+        """Search settings that would have fitted; None where no advice is wanted or nothing failed."""
+        if self.step is None:
+            return None
+        from memexplore.out_of_memory.what_fits import WhatFits, search
+
+        if isinstance(self.step, str):
+            return WhatFits(None, failed=self.step)
+        return search(self.step, self.tape.meta)
+
+    def text(self) -> str:
+        """Return the report, with the settings that would have fitted where they are wanted: they are run for it."""
+        return report_text(self.tape, self.post_mortem, self._what_fits())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the object of ``--json``, with what `text` has."""
+        from memexplore.analysis import placements
+
+        parts = {"post_mortem": self.post_mortem, "what_fits": self._what_fits()}
+        shown = {name: part.as_dict() for name, part in parts.items() if part is not None}
+        return self._summary | shown | placements.summary_ranges(self.tape) | self.requests.as_dict()
+
+
+def record(script: Script, options: RunOptions) -> RecordedRun:
+    """Run a script as its user starts it, and record it.
+
+    Raises UsageError for a knob that cannot act on it, and what the script raises in a run before it that shows where
+    its knobs act.
+    """
+    from memexplore.run.programs.acting import CannotActError
+
+    failure = _Failure(script, options)
+    try:
+        with among_ranks(options):
+            recorded = script.record(options.knobs, options.machine, failure.watched)
+    except CannotActError as error:
+        raise UsageError(f"--knob: {error}") from None
+    return RecordedRun(recorded.tape, recorded.error, failure.evidence, failure.step, failure.requests)
+
+
+class _Failure:
+    """What the process of a script knows of the error that ends it, as long as its frames are alive."""
+
+    def __init__(self, script: Script, options: RunOptions) -> None:
+        self._script, self._options = script, options
+        self.requests = first_steps.of_environment()
+        self.evidence: Evidence | None = None
+        self.step: FailedStep | str | None = None
+
+    @contextlib.contextmanager
+    def watched(self, recording: Recording) -> Iterator[None]:
+        """Run the script in the block."""
+        from memexplore.out_of_memory.evidence import collect
+        from memexplore.out_of_memory.failed_step import SeenCall
+
+        seen = SeenCall()
+        if self._options.advises and recording.recorder is not None:
+            seen.follow(recording.recorder)
+        try:
+            with self.requests.follow(recording.recorder):
+                yield
+        except BaseException as error:
+            self.evidence = collect(error)
+            if self._options.advises and self.evidence is not None:
+                self.step = _failed_step(error, seen, self._script.folder)
+            raise
+        finally:
+            give_files(self._options.machine)
+
+
+def _failed_step(error: BaseException, seen: SeenCall, folder: str) -> FailedStep | str:
+    """Return the step that an out-of-memory error has ended, or why it cannot be rebuilt.
+
+    `folder` is where the program finds its own modules.
+    """
+    from memexplore.out_of_memory.failed_step import failed_step
+    from memexplore.recorder.endings import out_of_memory_error
+
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "<module>"]
+    names = [value for frame in frames for value in frame.f_locals.values()]
+    step = failed_step(out_of_memory_error(error) or error, seen, names)
+    if isinstance(step, str):
+        return step
+    settings = step.settings._replace(path=(*step.settings.path, folder))
+    return step._replace(settings=settings, otherwise=step.otherwise and step.otherwise._replace(settings=settings))
