@@ -5,20 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
 
 from memexplore.cli.options import FITS
 
-if TYPE_CHECKING:
-    from memexplore.cli.run_options import RunOptions
-    from memexplore.run.machine import Machine
-
 
 @contextlib.contextmanager
-def among_ranks(options: RunOptions) -> Iterator[None]:
-    """Run the ranks too from which the block receives objects, and those that have written a file that it reads."""
-    rank, world = options.machine.rank, options.machine.world
+def among_ranks(rank: int, world: int | None, command: Callable[[int], Sequence[str]]) -> Iterator[None]:
+    """Run the ranks too from which the block receives objects, and those that have written a file that it reads.
+
+    `command` returns the command line of a rank; `world` is None for a program that has no ranks.
+    """
     if world is None:
         yield
         return
@@ -44,18 +41,15 @@ def among_ranks(options: RunOptions) -> Iterator[None]:
 
         register_optimizer_step_pre_hook(before_step)
     give = (lambda path: messages.give_files(rank, [path])) if messages.is_helper() else None
-    with (
-        messages.between_ranks(options.command_of_rank, session.copy_file, session.on_disk),
-        elsewhere.fetched_by(fetch, give),
-    ):
+    with messages.between_ranks(command, session.copy_file, session.on_disk), elsewhere.fetched_by(fetch, give):
         yield
 
 
-def give_files(machine: Machine) -> None:
+def give_files(rank: int, world: int | None) -> None:
     """Copy the files of this rank that others need or may need later, before those without values are deleted."""
-    if machine.world is not None:
+    if world is not None:
         from memexplore.virtual_gpu.distributed import messages
         from memexplore.virtual_gpu.files import session
 
         if messages.is_helper():
-            messages.give_files(machine.rank, session.written_files())
+            messages.give_files(rank, session.written_files())

@@ -87,10 +87,19 @@ def record(script: Script, options: RunOptions) -> RecordedRun:
     """
     from memexplore.run.programs.acting import CannotActError
 
-    failure = _Failure(script, options)
+    failure, machine = _Failure(script, options.advises), options.machine
+
+    @contextlib.contextmanager
+    def watched(recording: Recording) -> Iterator[None]:
+        try:
+            with failure.watched(recording):
+                yield
+        finally:
+            give_files(machine.rank, machine.world)
+
     try:
-        with among_ranks(options):
-            recorded = script.record(options.knobs, options.machine, failure.watched)
+        with among_ranks(machine.rank, machine.world, options.command_of_rank):
+            recorded = script.record(options.knobs, machine, watched)
     except CannotActError as error:
         raise UsageError(f"--knob: {error}") from None
     return RecordedRun(recorded.tape, recorded.error, failure.evidence, failure.step, failure.requests)
@@ -99,8 +108,8 @@ def record(script: Script, options: RunOptions) -> RecordedRun:
 class _Failure:
     """What the process of a script knows of the error that ends it, as long as its frames are alive."""
 
-    def __init__(self, script: Script, options: RunOptions) -> None:
-        self._script, self._options = script, options
+    def __init__(self, script: Script, advises: bool) -> None:
+        self._script, self._advises = script, advises
         self.requests = first_steps.of_environment()
         self.evidence: Evidence | None = None
         self.step: FailedStep | str | None = None
@@ -112,18 +121,16 @@ class _Failure:
         from memexplore.out_of_memory.failed_step import SeenCall
 
         seen = SeenCall()
-        if self._options.advises and recording.recorder is not None:
+        if self._advises and recording.recorder is not None:
             seen.follow(recording.recorder)
         try:
             with self.requests.follow(recording.recorder):
                 yield
         except BaseException as error:
             self.evidence = collect(error)
-            if self._options.advises and self.evidence is not None:
+            if self._advises and self.evidence is not None:
                 self.step = _failed_step(error, seen, self._script.folder)
             raise
-        finally:
-            give_files(self._options.machine)
 
 
 def _failed_step(error: BaseException, seen: SeenCall, folder: str) -> FailedStep | str:

@@ -190,8 +190,14 @@ def run_options(options: argparse.Namespace, arguments: list[str]) -> RunOptions
     if len(ranks) > 1:
         _check_several_ranks(ranks, options)
     else:
-        _check_one_run(options)
-    knobs, machine = _on_machine(options, _machine(options, next(iter(ranks), 0)))
+        _check_files(options.html, options.output)
+        if options.live is not None:
+            _check_live(options)
+    from memexplore.run.knobs.knobs import Knobs
+
+    knobs, machine = Knobs(), _machine(options, next(iter(ranks), 0))
+    if options.knob:
+        knobs, machine = _changed_by(options.knob, machine)
     given = {name: getattr(options, name) for name in _OF_THE_MACHINE}
     return RunOptions(
         target=options.script or options.module,
@@ -264,18 +270,21 @@ def is_page(path: pathlib.Path | None) -> bool:
     return path is not None and path.suffix.lower() in (".html", ".htm")
 
 
-def _check_one_run(options: argparse.Namespace) -> None:
-    """Raise UsageError for results that cannot be written, and for options that contradict each other."""
-    check_output("--html", options.html, result_files.PAGE)
-    check_output("-o", options.output, result_files.tape_kind(options.output or ""))
-    if options.html is not None and options.output is not None and options.html.resolve() == options.output.resolve():
-        raise UsageError(f"--html and -o name the same file {str(options.html)!r}; write two names")
-    if options.live is not None:
-        _check_folder(options.live)
-        if options.advise:
-            raise UsageError("--advise needs all calls recorded: leave out --live")
-        if options.knob:
-            raise UsageError("--knob changes a run that is recorded completely: leave out --live")
+def _check_files(html: pathlib.Path | None, output: pathlib.Path | None) -> None:
+    """Raise UsageError for results of one run that cannot be written."""
+    check_output("--html", html, result_files.PAGE)
+    check_output("-o", output, result_files.tape_kind(output or ""))
+    if html is not None and output is not None and html.resolve() == output.resolve():
+        raise UsageError(f"--html and -o name the same file {str(html)!r}; write two names")
+
+
+def _check_live(options: argparse.Namespace) -> None:
+    """Raise UsageError for a folder that cannot be written, and for options that need all calls recorded."""
+    _check_folder(options.live)
+    if options.advise:
+        raise UsageError("--advise needs all calls recorded: leave out --live")
+    if options.knob:
+        raise UsageError("--knob changes a run that is recorded completely: leave out --live")
 
 
 def _check_folder(folder: pathlib.Path) -> None:
@@ -322,13 +331,13 @@ def _machine(options: argparse.Namespace, rank: int) -> Machine:
     return machine
 
 
-def _on_machine(options: argparse.Namespace, machine: Machine) -> tuple[Knobs, Machine]:
-    """Return the knobs of the options, and the machine with what they say of it."""
+def _changed_by(texts: Sequence[str], machine: Machine) -> tuple[Knobs, Machine]:
+    """Return the knobs of ``--knob``, and the machine with what they say of it."""
     from memexplore.run.knobs.applying.on_machine import on_machine
     from memexplore.run.knobs.knobs import knobs_of
 
     try:
-        knobs = knobs_of(options.knob or ())
+        knobs = knobs_of(texts)
         return knobs, on_machine(knobs, machine)
     except ValueError as error:
         raise UsageError(f"--knob: {error}") from None

@@ -105,7 +105,8 @@ class Script:
 
         Raises ValueError for a knob that cannot act, and what `plan` raises.
         """
-        plan, ended_by = self.plan(knobs, machine), None
+        plan = self.plan(knobs, machine) if knobs.changed() else Plan(knobs)
+        ended_by = None
         with (
             session.every_file(),
             machine.block(),
