@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memexplore.hardware import catalogue, cloud
+from memexplore.hardware import catalogue, cloud, mig
 from memexplore.hardware.catalogue import find, gpus
 
 GIB = 1024**3
@@ -62,6 +62,16 @@ def test_find_ignores_case_spaces_and_brand(text):
         ("nvidia-tesla-v100", "V100 16GB"),
         ("NVIDIA_H100_80GB", "H100 SXM"),
         ("nvidia-h200-141gb", "H200"),
+        ("RTX 2060 6GB", "RTX 2060"),
+        ("RTX 2060 12GB", "RTX 2060 12GB"),
+        ("2080 Ti", "RTX 2080 Ti"),
+        ("NVIDIA GeForce GTX TITAN X", "GTX TITAN X"),
+        ("TITAN X", "TITAN X Pascal"),
+        ("GeForce RTX 4060 Laptop GPU", "RTX 4060 Laptop"),
+        ("NVIDIA GB200", "GB200"),
+        ("A100 MIG 1g.5gb", "A100 40GB MIG 1g.5gb"),
+        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", "A100 80GB MIG 3g.40gb"),
+        ("h100-1g.10gb", "H100 SXM MIG 1g.10gb"),
     ],
 )
 def test_find_accepts_names_and_aliases(text, key):
@@ -97,6 +107,11 @@ def test_capacity_is_total_minus_outside():
     # Totals in GiB from OutOfMemoryError texts of recent drivers.
     [
         ("T4", "14.56"),
+        ("RTX 2060", "5.61"),
+        ("RTX 2060 SUPER", "7.60"),
+        ("RTX 2080 Ti", "10.57"),
+        ("GTX 1080 Ti", "10.90"),
+        ("Quadro RTX 6000", "23.46"),
         ("RTX 3080", "9.64"),
         ("RTX 3090", "23.56"),
         ("RTX 4090", "23.52"),
@@ -104,13 +119,19 @@ def test_capacity_is_total_minus_outside():
         ("RTX PRO 6000", "94.97"),
         ("A10G", "22.06"),
         ("L4", "22.03"),
-        ("L40S", "44.40"),
+        ("L40S", "44.53"),
         ("A100 40GB", "39.49"),
         ("A100 80GB", "79.25"),
         ("H100", "79.18"),
         ("H100 NVL", "93.09"),
         ("H200", "139.80"),
         ("B200", "178.35"),
+        ("GB200", "184.31"),
+        ("B300", "267.69"),
+        ("A100 MIG 1g.5gb", "4.75"),
+        ("A100 MIG 3g.20gb", "19.62"),
+        ("H100 MIG 1g.10gb", "9.75"),
+        ("H100 MIG 4g.40gb", "39.50"),
     ],
 )
 def test_totals_agree_with_out_of_memory_texts(text, printed):
@@ -132,12 +153,12 @@ def test_bf16_and_tf32_need_compute_capability_8(gpu):
 
 @pytest.mark.parametrize("gpu", ENTRIES, ids=lambda gpu: gpu.key)
 def test_fp32_rate_agrees_with_multiprocessors(gpu):
-    # 2 FLOP per cycle and core; 64 cores on 6.0, 7.x and 8.0, else 128: the resulting clock is a realistic one.
-    # A compute unit of the MI200 series has 64, of the MI300 series 128.
+    # 2 FLOP per cycle and core; 192 cores on 3.7, 64 on 6.0, 7.x and 8.0, else 128: the resulting clock is a realistic
+    # one. A compute unit of the MI200 series has 64, of the MI300 series 128.
     few = gpu.key.startswith("MI2") if gpu in AMD else gpu.compute_capability in {(6, 0), (7, 0), (7, 5), (8, 0)}
-    cores = 64 if few else 128
+    cores = 64 if few else 192 if gpu.compute_capability == (3, 7) else 128
     clock = gpu.flops.fp32 / (2 * cores * gpu.multiprocessors)
-    assert 1.2e9 < clock < 2.8e9
+    assert (0.85e9 if gpu.compute_capability < (6, 0) else 1.2e9) < clock < 2.8e9
 
 
 def test_capacity_of_a_size_is_the_whole_size():
@@ -155,6 +176,69 @@ def test_any_size_in_gib_is_a_gpu(count):
 def test_amd_gpus_say_what_is_not_proven(gpu):
     assert "not proven: kernels, hipBLAS and MIOpen" in gpu.note
     assert "compute_capability" in gpu.estimated
+
+
+# --- older GPUs, laptops and parts of a GPU --------------------------------------------------------------------------
+
+
+def test_gpus_below_compute_capability_7_5_say_which_builds_run_on_them():
+    assert [gpu.key for gpu in NVIDIA if bool(gpu.note) != (gpu.compute_capability < (7, 5))] == []
+    assert "only the builds for CUDA 12.6 have kernels for compute capability 6.1" in find("GTX 1080 Ti").note
+    assert find("K80").note == "No build of torch 2.11 or later has kernels for compute capability 3.7."
+
+
+def test_no_run_is_moved_to_a_laptop_or_to_a_gpu_without_kernels():
+    keys = [gpu.key for gpu in catalogue.offered()]
+    assert not {"V100 16GB", "GTX 1080 Ti", "RTX 4090 Laptop"} & set(keys)
+    assert {"RTX 4090", "T4", "B300", "MI300X"} <= set(keys)
+    assert [find(key).total for key in keys] == sorted(find(key).total for key in keys)
+
+
+@pytest.mark.parametrize(
+    ("text", "mib", "multiprocessors"),
+    [
+        ("A100 80GB MIG 1g.10gb", 9728, 14),  # total_memory=9728MB, multi_processor_count=14 printed by torch
+        ("A100 40GB MIG 3g.20gb", 20096, 42),
+        ("H100 PCIe MIG 1g.10gb", 9984, 14),  # 9984 MiB in nvidia-smi, R570
+        ("H100 NVL MIG 3g.47gb", 47488, 60),  # 47488 MiB in nvidia-smi, R560
+        ("H200 MIG 1g.18gb", 16384, 16),
+    ],
+)
+def test_mig_slice_has_the_memory_that_the_driver_gives_it(text, mib, multiprocessors):
+    gpu = find(text)
+    assert (gpu.total, gpu.multiprocessors) == (mib * 1024**2, multiprocessors)
+    assert gpu.capacity < gpu.total
+
+
+def test_mig_slice_has_the_shares_of_its_gpu():
+    whole, part = find("H100"), find("H100 MIG 2g.20gb")
+    # A quarter of the memory slices, 32 of 132 multiprocessors.
+    assert part.bandwidth == whole.bandwidth / 4
+    assert part.flops.bf16 == pytest.approx(whole.flops.bf16 * 32 / 132)
+    assert part.compute_capability == whole.compute_capability
+    # The context is that of 32 multiprocessors: 27 MiB and 2048 threads of 1.874 KiB on each; kernels take 158 MiB.
+    assert part.outside / 1024**2 == pytest.approx(27 + 32 * 2048 * 1.874 / 1024 + 158, abs=1)
+    assert part.for_release("2.12") == part
+
+
+def test_every_mig_profile_is_smaller_than_its_share_of_the_gpu():
+    for key, profiles in mig.PROFILES.items():
+        for profile, part in profiles.items():
+            gpu = find(f"{key} MIG {profile}")
+            assert 0.9 * part.memory_share < gpu.total / find(key).total <= part.memory_share, gpu.key
+            assert 0.12 * int(profile[0]) < gpu.multiprocessors / find(key).multiprocessors < int(profile[0]) / 7 + 0.06
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("A100 MIG 1g.7gb", "A100 40GB has no MIG profile 1g.7gb: its profiles are 1g.5gb, 1g.10gb"),
+        ("RTX 4090 MIG 1g.5gb", "the MIG profiles of RTX 4090 are not known: name the size of the memory instead"),
+    ],
+)
+def test_unknown_mig_profile_raises(text, message):
+    with pytest.raises(ValueError, match=message):
+        find(text)
 
 
 def test_every_cloud_name_is_an_entry():

@@ -8,8 +8,8 @@ import functools
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from memexplore.hardware import cloud
-from memexplore.hardware.outside_allocator import bytes_outside
+from memexplore.hardware import cloud, mig
+from memexplore.hardware.outside_allocator import BytesOutside, bounded, bytes_outside
 from memexplore.text.units import parse_size, size_text
 
 if TYPE_CHECKING:
@@ -86,15 +86,23 @@ class Gpu:
 
         Raises ValueError for a text that is not a release.
         """
-        if not any(gpu.key == self.key for gpu in _CATALOGUE):
+        entry = next((gpu for gpu in _CATALOGUE if gpu.key == self.key), None)
+        if entry is None:
             return self
-        held = bytes_outside(self.key, self.compute_capability, self.multiprocessors, release)
+        held = _outside(self.key, self.compute_capability, self.multiprocessors, entry.total, release)
         return dataclasses.replace(
             self,
             outside=held.bytes,
             outside_range=(held.low, held.high),
             sources=self.sources._replace(outside=held.source),
         )
+
+
+def _outside(
+    key: str, capability: tuple[int, int], multiprocessors: int, total: int, release: str | None = None
+) -> BytesOutside:
+    """Return the bytes outside the allocator, at most those that leave what a run has reserved of `total`."""
+    return bounded(bytes_outside(key, capability, multiprocessors, release), key, total)
 
 
 # --- sources -------------------------------------------------------------------------------------------------------
@@ -104,6 +112,11 @@ _ULTRALYTICS = "total_memory as the start line of Ultralytics prints it, "
 _LLAMA = "total as the start line of llama.cpp prints it, "
 _OOM = "'has a total capacity of' in OutOfMemoryError texts, "
 _LIKE = "estimate: no report from a recent driver found; same as "
+_OLDER = "estimate: no report from a recent driver found; that of an older one, "
+_LAPTOP = "NVIDIA GeForce laptop comparison: cores and highest boost clock; tensor rates of the desktop chip"
+_KEPLER = "NVIDIA Tesla K80 board specification, one of its two GPUs"
+_GEFORCE_PASCAL = "NVIDIA GeForce GTX 10 and TITAN specifications"
+_TURING_GEFORCE = "NVIDIA Turing GPU architecture whitepaper; tensor rates with fp32 accumulation"
 _PASCAL = "NVIDIA Tesla P100 PCIe datasheet"
 _VOLTA = "NVIDIA V100 datasheet, SXM2"
 _TURING = "NVIDIA T4 datasheet"
@@ -134,12 +147,13 @@ def _gpu(
     *aliases: str,
 ) -> Gpu:
     """Return a catalogue entry from the units of the sources: MiB, 10^9 bytes per second, 10^12 FLOP/s."""
-    held = bytes_outside(key, capability, multiprocessors)
+    total = round(mib * _MIB)
+    held = _outside(key, capability, multiprocessors, total)
     estimates = {"total": total_source.startswith("estimate"), "outside": held.estimated}
     return Gpu(
         key=key,
         name=name,
-        total=round(mib * _MIB),
+        total=total,
         outside=held.bytes,
         compute_capability=capability,
         multiprocessors=multiprocessors,
@@ -149,6 +163,24 @@ def _gpu(
         aliases=aliases,
         outside_range=(held.low, held.high),
         estimated=tuple(field for field, is_estimate in estimates.items() if is_estimate),
+        note=_note(capability),
+    )
+
+
+_OLDEST_WITH_KERNELS = (7, 5)
+"""Lowest compute capability for which torch's builds for CUDA 12.8 and later have kernels (pytorch, issue 172352)."""
+
+
+def _note(capability: tuple[int, int]) -> str:
+    """Return which builds of torch run on an older GPU; empty for one that all builds run on."""
+    if capability >= _OLDEST_WITH_KERNELS:
+        return ""
+    text = ".".join(map(str, capability))
+    if capability < (5, 0):
+        return f"No build of torch 2.11 or later has kernels for compute capability {text}."
+    return (
+        f"Of torch 2.11 to 2.14 only the builds for CUDA 12.6 have kernels for compute capability {text}, and later "
+        "releases have no such builds."
     )
 
 
@@ -173,7 +205,42 @@ def _amd(
 
 # fmt: off
 _CATALOGUE: tuple[Gpu, ...] = (
+    # GeForce and TITAN, Maxwell to Volta
+    _gpu("GTX TITAN X", "NVIDIA GeForce GTX TITAN X", 12206, _OLDER + "11.92 GiB in start lines of TensorFlow, 2020",
+         (5, 2), 24, 336.5, (6.7, None, None, None), "NVIDIA GeForce GTX TITAN X specification", "TITAN X Maxwell"),
+    _gpu("GTX 1080 Ti", "NVIDIA GeForce GTX 1080 Ti", 11162, _OOM + "10.90 GiB on 11 GB GPUs, 2026; 11 172 MiB by "
+         "Ultralytics with torch 2.5",
+         (6, 1), 28, 484, (11.3, None, None, None), _GEFORCE_PASCAL),
+    _gpu("TITAN X Pascal", "NVIDIA TITAN X (Pascal)", 12193, _OLDER + "total_memory=12193MB printed by torch 2.3",
+         (6, 1), 28, 480, (11.0, None, None, None), _GEFORCE_PASCAL, "TITAN X"),
+    _gpu("TITAN Xp", "NVIDIA TITAN Xp", 12187, _OLDER + _ULTRALYTICS + "torch 2.3",
+         (6, 1), 30, 547.7, (12.1, None, None, None), _GEFORCE_PASCAL),
+    _gpu("TITAN V", "NVIDIA TITAN V", 12066, _OLDER + _ULTRALYTICS + "torch 1.12",
+         (7, 0), 80, 652.8, (14.9, None, 110, None), "NVIDIA TITAN V specification"),
+    # GeForce and TITAN, Turing
+    _gpu("RTX 2060", "NVIDIA GeForce RTX 2060", 5745, _OOM + "5.61 GiB, GPU named",
+         (7, 5), 30, 336, (6.5, None, 25.8, None), _TURING_GEFORCE),
+    _gpu("RTX 2060 12GB", "NVIDIA GeForce RTX 2060", 11833, _LLAMA + "2026",
+         (7, 5), 34, 336, (7.2, None, 28.7, None), _TURING_GEFORCE),
+    _gpu("RTX 2060 SUPER", "NVIDIA GeForce RTX 2060 SUPER", 7782, _OOM + "7.60 GiB, GPU named",
+         (7, 5), 34, 448, (7.2, None, 28.7, None), _TURING_GEFORCE),
+    _gpu("RTX 2070", "NVIDIA GeForce RTX 2070", 7785, _LIKE + "the RTX 2070 Max-Q, 7.603 GiB with torch 2.10",
+         (7, 5), 36, 448, (7.5, None, 29.9, None), _TURING_GEFORCE),
+    _gpu("RTX 2070 SUPER", "NVIDIA GeForce RTX 2070 SUPER", 7785, _LIKE + "the RTX 2070 of the same size",
+         (7, 5), 40, 448, (9.1, None, 36.3, None), _TURING_GEFORCE),
+    _gpu("RTX 2080", "NVIDIA GeForce RTX 2080", 7785, _LIKE + "the RTX 2070 of the same size",
+         (7, 5), 46, 448, (10.1, None, 40.3, None), _TURING_GEFORCE),
+    _gpu("RTX 2080 SUPER", "NVIDIA GeForce RTX 2080 SUPER", 7785, _LIKE + "the RTX 2070 of the same size",
+         (7, 5), 48, 496, (11.2, None, 44.6, None), _TURING_GEFORCE),
+    _gpu("RTX 2080 Ti", "NVIDIA GeForce RTX 2080 Ti", 10825, _ULTRALYTICS + "torch 2.6; 10.57 GiB in OutOfMemoryError "
+         "texts, 2026", (7, 5), 68, 616, (13.4, None, 53.8, None), _TURING_GEFORCE),
+    _gpu("TITAN RTX", "NVIDIA TITAN RTX", 24023, _LIKE + "the Quadro RTX 6000 of the same chip and size",
+         (7, 5), 72, 672, (16.3, None, 130.5, None), _TURING_GEFORCE),
     # GeForce, Ampere
+    _gpu("RTX 3050", "NVIDIA GeForce RTX 3050", 7819, _LIKE + "the RTX 3070 of the same size",
+         (8, 6), 20, 224, _tensor(9.1, 9.1, 18.2), "NVIDIA GeForce RTX 3050 specification; tensor rates as of GA102"),
+    _gpu("RTX 3050 6GB", "NVIDIA GeForce RTX 3050", 5803, _LLAMA + "2026",
+         (8, 6), 18, 168, _tensor(6.8, 6.8, 13.5), "NVIDIA GeForce RTX 3050 specification; tensor rates as of GA102"),
     _gpu("RTX 3060 8GB", "NVIDIA GeForce RTX 3060", 7819, _LIKE + "the RTX 3070 of the same size",
          (8, 6), 28, 240, _tensor(12.7, 12.7, 25.5), _AMPERE),
     _gpu("RTX 3070", "NVIDIA GeForce RTX 3070", 7819, _LLAMA + "2026",
@@ -184,11 +251,17 @@ _CATALOGUE: tuple[Gpu, ...] = (
          (8, 6), 28, 360, _tensor(12.7, 12.7, 25.5), _AMPERE),
     _gpu("RTX 3090", "NVIDIA GeForce RTX 3090", 24123, _LLAMA + "2026; 23.56 GiB in OutOfMemoryError texts",
          (8, 6), 82, 936, _tensor(35.6, 35.6, 71), _AMPERE),
+    _gpu("RTX 3080 Ti", "NVIDIA GeForce RTX 3080 Ti", 11_910.625, _ULTRALYTICS + "2026",
+         (8, 6), 80, 912, _tensor(34.1, 34.1, 68.2), _AMPERE),
+    _gpu("RTX 3090 Ti", "NVIDIA GeForce RTX 3090 Ti", 24112, _LLAMA + "2026; between 24 112 and 24 142 MiB by driver",
+         (8, 6), 84, 1008, _tensor(40.0, 40.0, 80.0), _AMPERE),
     # GeForce, Ada
     _gpu("RTX 4060", "NVIDIA GeForce RTX 4060", 8_223_916_032 / _MIB, "totalGlobalMem of a torch profiler trace",
          (8, 9), 24, 272, _tensor(15.1, 15.1, 30.2), _ADA),
     _gpu("RTX 4070", "NVIDIA GeForce RTX 4070", 11866, _LLAMA + "2026; between 11 866 and 11 903 MiB by driver",
          (8, 9), 46, 504, _tensor(29.1, 29.1, 58.3), _ADA),
+    _gpu("RTX 4070 Ti", "NVIDIA GeForce RTX 4070 Ti", 11866, _LIKE + "the RTX 4070 of the same size",
+         (8, 9), 60, 504, _tensor(40.1, 40.1, 80.2), _ADA),
     _gpu("RTX 4060 Ti 16GB", "NVIDIA GeForce RTX 4060 Ti", 15944, _LLAMA + "2026",
          (8, 9), 34, 288, _tensor(22.1, 22.1, 44.1), _ADA, "RTX 4060 Ti"),
     _gpu("RTX 4070 Ti SUPER", "NVIDIA GeForce RTX 4070 Ti SUPER", 15934, "total_memory printed by torch, 2026",
@@ -200,6 +273,8 @@ _CATALOGUE: tuple[Gpu, ...] = (
     _gpu("RTX 4090", "NVIDIA GeForce RTX 4090", 24080, _LLAMA + "2026; 23.52 GiB in OutOfMemoryError texts, torch 2.11",
          (8, 9), 128, 1008, _tensor(82.6, 82.6, 165.2), _ADA),
     # GeForce, Blackwell
+    _gpu("RTX 5070", "NVIDIA GeForce RTX 5070", 11776, "11.50 GiB in public logs, 2026", (12, 0), 48, 672,
+         _tensor(30.9, 30.9, 61.7), _BLACKWELL),
     _gpu("RTX 5080", "NVIDIA GeForce RTX 5080", 15840, _ULTRALYTICS + "2026", (12, 0), 84, 960,
          _tensor(56.3, 56.3, 112.6), _BLACKWELL),
     _gpu("RTX 5070 Ti", "NVIDIA GeForce RTX 5070 Ti", 15842, _LLAMA + "2026",
@@ -208,7 +283,31 @@ _CATALOGUE: tuple[Gpu, ...] = (
          (12, 0), 36, 448, _tensor(23.7, 23.7, 47.4), _BLACKWELL, "RTX 5060 Ti"),
     _gpu("RTX 5090", "NVIDIA GeForce RTX 5090", 32120, _ULTRALYTICS + "2026; 31.37 GiB in OutOfMemoryError texts",
          (12, 0), 170, 1792, _tensor(104.8, 104.8, 209.5), _BLACKWELL),
+    # GeForce, laptops
+    _gpu("RTX 3060 Laptop", "NVIDIA GeForce RTX 3060 Laptop GPU", 5806, "total in a public log, 2026",
+         (8, 6), 30, 336, _tensor(13.1, 13.1, 26.2), _LAPTOP),
+    _gpu("RTX 3070 Laptop", "NVIDIA GeForce RTX 3070 Laptop GPU", 7850, _LIKE + "the RTX 3070 Ti Laptop (llama.cpp, "
+         "2026)", (8, 6), 40, 448, _tensor(16.6, 16.6, 33.2), _LAPTOP),
+    _gpu("RTX 3080 Laptop 16GB", "NVIDIA GeForce RTX 3080 Laptop GPU", 15993, _ULTRALYTICS + "torch 2.8",
+         (8, 6), 48, 448, _tensor(21.0, 21.0, 42.0), _LAPTOP, "RTX 3080 Laptop"),
+    _gpu("RTX 4060 Laptop", "NVIDIA GeForce RTX 4060 Laptop GPU", 7815, _LLAMA + "2026",
+         (8, 9), 24, 256, _tensor(14.6, 14.6, 29.1), _LAPTOP),
+    _gpu("RTX 4070 Laptop", "NVIDIA GeForce RTX 4070 Laptop GPU", 7806, _ULTRALYTICS + "torch 2.7",
+         (8, 9), 36, 256, _tensor(20.0, 20.0, 40.1), _LAPTOP),
+    _gpu("RTX 4080 Laptop", "NVIDIA GeForce RTX 4080 Laptop GPU", 11866, _LIKE + "the RTX 4070 of the same size",
+         (8, 9), 58, 432, _tensor(33.9, 33.9, 67.7), _LAPTOP),
+    _gpu("RTX 4090 Laptop", "NVIDIA GeForce RTX 4090 Laptop GPU", 15944, _LIKE + "the RTX 4060 Ti 16GB",
+         (8, 9), 76, 576, _tensor(39.7, 39.7, 79.4), _LAPTOP),
     # Workstation
+    _gpu("Quadro RTX 6000", "Quadro RTX 6000", 24023, _OOM + "23.46 GiB, 2026",
+         (7, 5), 72, 672, (16.3, None, 130.5, None), _TURING_GEFORCE),
+    _gpu("Quadro RTX 8000", "Quadro RTX 8000", 48380, _ULTRALYTICS + "2026",
+         (7, 5), 72, 672, (16.3, None, 130.5, None), _TURING_GEFORCE),
+    _gpu("RTX A4000", "NVIDIA RTX A4000", 15937, _LIKE + "the RTX 4080 of the same size; 15.6 GiB in public logs",
+         (8, 6), 48, 448, _tensor(19.2, 38.3, 76.7), _AMPERE),
+    _gpu("RTX 4000 Ada", "NVIDIA RTX 4000 Ada Generation", 20055, _LIKE + "the RTX 4000 SFF Ada of the same size "
+         "(Ultralytics, torch 2.8); 19.5 GiB with torch 2.12", (8, 9), 48, 360, _tensor(26.7, 40.9, 81.9),
+         "NVIDIA RTX 4000 Ada datasheet; tensor rates a quarter of its FP8 rate with sparsity"),
     _gpu("RTX A5000", "NVIDIA RTX A5000", 24123, _LIKE + "the RTX 3090 of the same chip and size",
          (8, 6), 64, 768, _tensor(27.8, 27.8 * 2, 111.1), _AMPERE),
     _gpu("RTX A6000", "NVIDIA RTX A6000", 48539, _OOM + "47.40 GiB", (8, 6), 84, 768,
@@ -225,7 +324,9 @@ _CATALOGUE: tuple[Gpu, ...] = (
          "by torch 2.7", (12, 0), 188, 1597, _tensor(120, 239.9, 479.8),
          "NVIDIA RTX PRO 6000 Blackwell Server Edition datasheet" + _PRO_SCALED, "RTX PRO 6000 Server Edition",
          "RTX PRO 6000 Blackwell Server"),
-    # Data centre, Pascal to Turing
+    # Data centre, Kepler to Turing
+    _gpu("K80", "Tesla K80", 11441, _OLDER + _ULTRALYTICS + "torch 1.10; one of the two GPUs of the board",
+         (3, 7), 13, 240, (4.4, None, None, None), _KEPLER),
     _gpu("P100", "Tesla P100-PCIE-16GB", 16269, _ULTRALYTICS + "torch 2.11",
          (6, 0), 56, 732, (9.3, None, 18.7, None), _PASCAL),
     _gpu("V100 16GB", "Tesla V100-SXM2-16GB", 16144, "estimate: 16 160 MiB under older drivers (Ultralytics), less the "
@@ -245,7 +346,7 @@ _CATALOGUE: tuple[Gpu, ...] = (
          (8, 9), 58, 300, _tensor(30.3, 60, 121), "NVIDIA L4 datasheet, without sparsity"),
     _gpu("A40", "NVIDIA A40", 45486, _OOM + "44.42 GiB",
          (8, 6), 84, 696, _tensor(37.4, 74.8, 149.7), "NVIDIA A40 datasheet"),
-    _gpu("L40S", "NVIDIA L40S", 45467, _LLAMA + "2026; 44.40 GiB in OutOfMemoryError texts",
+    _gpu("L40S", "NVIDIA L40S", 45599, _OOM + "44.53 GiB, 2026; between 45 457 and 45 599 MiB by driver",
          (8, 9), 142, 864, _tensor(91.6, 183, 362), "NVIDIA L40S datasheet"),
     _gpu("A100 40GB", "NVIDIA A100-SXM4-40GB", 40438, _OOM + "39.49 GiB",
          (8, 0), 108, 1555, _tensor(19.5, 156, 312), _A100, "A100", "A100 SXM 40GB"),
@@ -279,6 +380,10 @@ _CATALOGUE: tuple[Gpu, ...] = (
          "NVIDIA H200 datasheet; tensor rates halved, it prints them with sparsity"),
     _gpu("B200", "NVIDIA B200", 182630, _OOM + "178.35 GiB", (10, 0), 148, 8000, _tensor(80, 1100, 2250),
          "NVIDIA Blackwell datasheet, HGX B200, per GPU without sparsity"),
+    _gpu("GB200", "NVIDIA GB200", 188733, _OOM + "184.31 GiB", (10, 0), 152, 8000, _tensor(80, 1250, 2500),
+         "NVIDIA GB200 NVL72 datasheet, per GPU without sparsity"),
+    _gpu("B300", "NVIDIA B300 SXM6 AC", 274115, _OOM + "267.69 GiB", (10, 3), 148, 8000, _tensor(75, 1125, 2250),
+         "NVIDIA HGX B300 datasheet, per GPU without sparsity"),
     # AMD, data centre
     _amd("MI210", 65520, _LIKE + "a die of the MI250X of the same size", 104, 1638, (22.6, None, 181, 181)),
     _amd("MI250X", 65520, "total_memory=65520MB printed by torch for one of its two dies", 110, 1638,
@@ -318,14 +423,17 @@ def find(text: str) -> Gpu:
     """Return the GPU of a catalogue name, an alias or a size; case, spaces and hyphens are ignored.
 
     A family name is the first GPU of that family: ``A100`` the 40 GB one, ``V100`` the 16 GB one. The marketed size can
-    follow the name (``RTX 4090 24GB``), and a count can stand before or after it (``8xH100``). An instance type of a
-    cloud provider is one of its GPUs (`cloud`). A size without a name is an unknown GPU of compute capability 8.0
+    follow the name (``RTX 4090 24GB``), and a count can stand before or after it (``8xH100``). A MIG profile after the
+    name is that part of the GPU (``H100 MIG 1g.10gb``). An instance type of a cloud provider is one of its GPUs
+    (`cloud`). A size without a name is an unknown GPU of compute capability 8.0
     whose allocator can use all of it, as its ``note`` says.
 
     >>> find("rtx4090").name, find("24GiB").compute_capability
     ('NVIDIA GeForce RTX 4090', (8, 0))
     >>> find("p4d.24xlarge").key, find("MI300X").name
     ('A100 40GB', 'AMD Instinct MI300X')
+    >>> find("A100 MIG 3g.20gb").multiprocessors
+    42
 
     Raises ValueError, with the most similar catalogue names, for any other text.
     """
@@ -341,6 +449,8 @@ def find(text: str) -> Gpu:
             return gpu
     if (rented := cloud.one_of(text)) is not None:
         return find(rented)
+    if (part := mig.parts_of(text)) is not None:
+        return _slice(find(part[0]), part[1])
     try:
         size = parse_size(text)
     except ValueError:
@@ -366,6 +476,42 @@ def find(text: str) -> Gpu:
         note="Compute capability 8.0 is assumed, and that the allocator can use the whole size: "
         "on a real GPU the driver, the CUDA context and kernels take 1 to 3 %.",
     )
+
+
+def _slice(gpu: Gpu, profile: str) -> Gpu:
+    """Return the part of a GPU that a MIG profile names.
+
+    Raises ValueError for a profile that the GPU does not have.
+    """
+    part = mig.slice_of(gpu.key, profile)
+    held = bytes_outside(f"{gpu.key} MIG {profile}", gpu.compute_capability, part.multiprocessors)
+    share = part.multiprocessors / gpu.multiprocessors
+    return dataclasses.replace(
+        gpu,
+        key=f"{gpu.key} MIG {profile}",
+        name=f"{gpu.name} MIG {profile}",
+        total=round(part.gib * 1024**3),
+        outside=held.bytes,
+        outside_range=(held.low, held.high),
+        multiprocessors=part.multiprocessors,
+        bandwidth=None if gpu.bandwidth is None else round(gpu.bandwidth * part.memory_share),
+        flops=Flops(*(None if rate is None else rate * share for rate in gpu.flops)),
+        sources=Sources(mig.SOURCE, held.source, f"by its share of the {gpu.key}: {gpu.sources.performance}"),
+        aliases=(),
+        estimated=("outside",),
+    )
+
+
+def offered(release: str | None = None) -> list[Gpu]:
+    """Return the GPUs that a run can be moved to, smallest first.
+
+    Laptops are left out, and GPUs for which torch's builds for current CUDA toolkits have no kernels.
+
+    >>> offered()[0].key
+    'RTX 2060'
+    """
+    movable = [gpu for gpu in _CATALOGUE if gpu.compute_capability >= _OLDEST_WITH_KERNELS and "Laptop" not in gpu.name]
+    return sorted((gpu.for_release(release) for gpu in movable), key=lambda gpu: gpu.total)
 
 
 def gpus(release: str | None = None) -> pandas.DataFrame:

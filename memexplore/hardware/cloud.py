@@ -14,6 +14,8 @@ _WHOLE: tuple[tuple[str, str], ...] = (
     (r"(ml\.)?p5\.(4|48)xlarge", "H100 SXM"),
     (r"(ml\.)?p5en?\.48xlarge", "H200"),
     (r"(ml\.)?p6-b200\.48xlarge", "B200"),
+    (r"(ml\.)?p6-b300\.48xlarge", "B300"),
+    (r"(ml\.)?p6e-gb200\.36xlarge", "GB200"),
     (r"(ml\.)?g4dn\.(\d*xlarge|metal)", "T4"),
     (r"(ml\.)?g5\.\d*xlarge", "A10G"),
     (r"(ml\.)?gr?6\.\d*xlarge", "L4"),
@@ -25,6 +27,7 @@ _WHOLE: tuple[tuple[str, str], ...] = (
     (r"a3-(high|mega|edge)gpu-\d+g(-nolssd)?|nvidia-h100-mega-80gb", "H100 SXM"),
     (r"a3-ultragpu-8g(-nolssd)?", "H200"),
     (r"a4-highgpu-8g(-nolssd)?", "B200"),
+    (r"a4x-highgpu-4g(-nolssd)?", "GB200"),
     (r"g2-standard-\d+", "L4"),
     (r"g4-standard-(48|96|192|384)", "RTX PRO 6000 Server"),
     # Azure, "GPU accelerated virtual machine sizes".

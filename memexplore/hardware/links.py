@@ -49,6 +49,8 @@ _NODE: dict[str, Link] = {
     "H20": _nvlink(450, _HGX.format("H20", 900)),
     "H200": _nvlink(450, _HGX.format("H200", 900)),
     "B200": _nvlink(900, _HGX.format("Blackwell, HGX B200", 1800)),
+    "GB200": _nvlink(900, _HGX.format("GB200 NVL72", 1800)),
+    "B300": _nvlink(900, _HGX.format("HGX B300", 1800)),
     "MI300X": _nvlink(448, _XGMI.format("MI300X", 128), "Infinity Fabric"),
     "MI325X": _nvlink(448, _XGMI.format("MI325X", 128), "Infinity Fabric"),
     "MI350X": _nvlink(537.6, _XGMI.format("MI350X", 153.6), "Infinity Fabric"),
@@ -66,6 +68,7 @@ more than two of them is bound.
 """
 
 _NDR = Link("InfiniBand, 400 Gbit/s for each GPU", 50e9, "NVIDIA DGX H100 datasheet: 8 ConnectX-7 of 400 Gbit/s")
+_XDR = Link("InfiniBand, 800 Gbit/s for each GPU", 100e9, "NVIDIA DGX B300 datasheet: 8 ConnectX-8 of 800 Gbit/s")
 _HDR = Link("InfiniBand, 200 Gbit/s for each GPU", 25e9, "NVIDIA DGX A100 datasheet: 8 ConnectX-6 of 200 Gbit/s")
 _ETHERNET = Link(
     "Ethernet, 100 Gbit/s for eight GPUs",
@@ -76,7 +79,9 @@ _NETWORK = {
     "A100 40GB": _HDR,
     "A100 80GB": _HDR,
     "A800 SXM": _HDR,
-    **dict.fromkeys(("H100 SXM", "H800 SXM", "H20", "H200", "B200", "MI300X", "MI325X", "MI350X", "MI355X"), _NDR),
+    "B300": _XDR,
+    **dict.fromkeys(("H100 SXM", "H800 SXM", "H20", "H200", "B200", "GB200"), _NDR),
+    **dict.fromkeys(("MI300X", "MI325X", "MI350X", "MI355X"), _NDR),
 }
 
 

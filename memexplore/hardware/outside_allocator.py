@@ -12,6 +12,10 @@ What the readings show:
 So `bytes_outside` takes a reading of the same GPU, of the requested release if available, else of the nearest. A GPU
 without a reading gets an estimate: its context, plus the kernels of other GPUs of its compute capability.
 
+Memory that a run has reserved is a reading too: the capacity of the GPU is at least that, and `bounded` lowers the
+bytes outside where they would leave less. Only the L40S needs it. Drivers report between 45 457 and 45 599 MiB for it;
+the run that reserved 45 166 MiB had one that reports the most, and few kernels loaded.
+
 NCCL's buffers are a range by its communicators (`nccl_bytes`), which no peak contains: they depend on the links between
 the GPUs, and on channels and protocols that NCCL chooses when it runs.
 """
@@ -26,6 +30,8 @@ from typing import NamedTuple
 
 _MIB = 1024**2
 _NEWEST = (99, 0)
+_ROUNDING = 0.005
+"""GiB by which a size in an OutOfMemoryError text can be too large: it has hundredths."""
 
 
 class Communicator(NamedTuple):
@@ -46,6 +52,14 @@ class Workload(enum.Enum):
     TRAINING = "training"
 
 
+class Held(NamedTuple):
+    """MiB that a process held at the time of a reading."""
+
+    outside: float
+    reserved: float = 0
+    """At least this much by the allocator; 0 if the source does not say."""
+
+
 class Reading(NamedTuple):
     """Memory outside the allocator of one process on one GPU, read once."""
 
@@ -55,11 +69,25 @@ class Reading(NamedTuple):
     """torch release (`2.11`), releases that print the same text (`2.2-2.9`, `2.11+`), or empty if unknown."""
     cuda: str
     """CUDA toolkit of the torch build, empty if unknown."""
-    mib: float
+    held: Held
     workload: Workload
     source: str
     tolerance: float = 15
     """Error bound in MiB; most sources print hundredths of a GiB."""
+
+    @property
+    def mib(self) -> float:
+        """MiB outside the allocator."""
+        return self.held.outside
+
+
+class Reserved(NamedTuple):
+    """Bytes that the allocator reserved in a run: at least this is the capacity of the GPU."""
+
+    gpu: str
+    """Key of the catalogue entry."""
+    bytes: int
+    source: str
 
 
 class BytesOutside(NamedTuple):
@@ -81,9 +109,9 @@ class NcclBytes(NamedTuple):
     source: str
 
 
-def _text(in_use: float, allocated: float, unallocated: float) -> float:
-    """Return MiB from an OutOfMemoryError text in GiB: in use by the process - allocated - reserved but unallocated."""
-    return round((in_use - allocated - unallocated) * 1024)
+def _text(in_use: float, allocated: float, unallocated: float) -> Held:
+    """Return what an OutOfMemoryError text says in GiB: in use by the process, allocated, reserved but unallocated."""
+    return Held(round((in_use - allocated - unallocated) * 1024), (allocated - _ROUNDING + unallocated) * 1024)
 
 
 _CONTEXT, _FORWARD, _TRAINING = Workload.CONTEXT, Workload.FORWARD, Workload.TRAINING
@@ -108,22 +136,24 @@ READINGS: tuple[Reading, ...] = (
     Reading("V100 32GB", "2.2-2.9", "", _text(31.72, 29.66, 1.68), _FORWARD, _OOM + "relu on a 31.73 GiB GPU"),
     Reading("V100 32GB", "2.2-2.9", "", _text(7.31, 7.00, 12 / 1024), _CONTEXT,
             _OOM + "KernelBench on a Tesla V100-SXM2-32GB"),
-    Reading("T4", "2.14", "13.0", 140.875, _TRAINING, _FITCHECK, tolerance=0),
-    Reading("T4", "2.10", "12.8", 140.875, _TRAINING, _FITCHECK, tolerance=0),
+    Reading("T4", "2.14", "13.0", Held(140.875), _TRAINING, _FITCHECK, tolerance=0),
+    Reading("T4", "2.10", "12.8", Held(140.875), _TRAINING, _FITCHECK, tolerance=0),
     Reading("T4", "2.11", "12.8", _text(14.54, 13.90, 504.07 / 1024), _TRAINING, _YOLO + "yolo26s at 960 pixels"),
     Reading("T4", "2.11", "12.8", _text(14.56, 13.86, 511.64 / 1024), _TRAINING,
             _YOLO + "yolo26s at 960 pixels after another model"),
     Reading("T4", "2.9-2.10", "", _text(13.75, 13.44, 153.73 / 1024), _TRAINING, _OOM + "unsloth on Kaggle"),
     Reading("T4", "2.8", "12.8", _text(15.22, 15.08, 19.46 / 1024), _FORWARD, _OOM + "fish-speech, first forward"),
     Reading("T4", "2.1", "", _text(14.54, 14.38, 30.60 / 1024), _FORWARD, _OOM + "attention on a 14.58 GiB GPU"),
-    Reading("T4", "2.10", "12.8", 104.875, _CONTEXT, _FITCHECK, tolerance=0),
+    Reading("RTX 2080 Ti", "2.2+", "", _text(9.01, 8.76, 65.22 / 1024), _TRAINING,
+            _OOM + "a CS336 language model on a 10.57 GiB GPU"),
+    Reading("T4", "2.10", "12.8", Held(104.875), _CONTEXT, _FITCHECK, tolerance=0),
     # Ampere
     Reading("A100 40GB", "2.11+", "", _text(39.31, 38.33, 499.39 / 1024), _TRAINING,
             _OOM + "cross-attention in training, a 39.49 GiB GPU, August 2026"),
     Reading("A100 80GB", "2.11+", "", _text(79.23, 78.42, 336.78 / 1024), _TRAINING,
             _OOM + "a CS336 language model on a 79.25 GiB GPU"),
-    Reading("A100 80GB", "2.1", "", 481, _FORWARD, "0.47 GiB with lazy loading (github stas00/ml-engineering)"),
-    Reading("RTX 3080", "", "", 266, _FORWARD, _SEEN + "0.26, 0.26, 0.26, 0.21 GiB on 9.64 GiB GPUs"),
+    Reading("A100 80GB", "2.1", "", Held(481), _FORWARD, "0.47 GiB with lazy loading (github stas00/ml-engineering)"),
+    Reading("RTX 3080", "", "", Held(266), _FORWARD, _SEEN + "0.26, 0.26, 0.26, 0.21 GiB on 9.64 GiB GPUs"),
     Reading("RTX 3090", "2.2-2.10", "", _text(17.29, 15.78, 1.21), _TRAINING, _OOM + "backward on a 23.56 GiB GPU"),
     Reading("RTX 3090", "2.2-2.9", "", _text(22.60, 19.46, 2.83), _FORWARD, _OOM + "inference on a 23.56 GiB GPU"),
     Reading("RTX 3090", "2.2-2.9", "", _text(6.62, 5.45, 836.77 / 1024), _FORWARD,
@@ -131,29 +161,30 @@ READINGS: tuple[Reading, ...] = (
     Reading("RTX A6000", "2.2+", "", _text(47.34, 45.65, 1.37), _TRAINING,
             _OOM + "first forward of training on a 47.40 GiB GPU, September 2026"),
     Reading("RTX A6000", "2.2-2.9", "", _text(43.59, 38.33, 4.95), _FORWARD, _OOM + "a GRU on a 47.53 GiB GPU"),
-    Reading("RTX A6000", "", "", 307, _FORWARD, _SEEN + "0.29, 0.30, 0.30, 0.31 GiB on 47.53 GiB GPUs"),
+    Reading("RTX A6000", "", "", Held(307), _FORWARD, _SEEN + "0.29, 0.30, 0.30, 0.31 GiB on 47.53 GiB GPUs"),
     Reading("A10", "2.2-2.9", "", _text(22.03, 20.51, 1.22), _FORWARD,
             _OOM + "inference on the GPU that Modal gives for A10 and A10G, 22.06 GiB"),
     Reading("A10", "2.1", "", _text(21.87, 21.65, 1.49 / 1024), _CONTEXT, _OOM + "loading, a 21.99 GiB GPU"),
     Reading("A10G", "", "", _text(21.25, 21.00, 0), _CONTEXT, _OOM + "blocks of 1 GiB on a 22.06 GiB GPU"),
-    Reading("A40", "", "", 317, _FORWARD, _SEEN + "0.31 GiB on a 44.42 GiB GPU"),
+    Reading("A40", "", "", Held(317), _FORWARD, _SEEN + "0.31 GiB on a 44.42 GiB GPU"),
     # Ada
-    Reading("RTX 4070", "", "", 246, _FORWARD, _SEEN + "0.24 GiB"),
-    Reading("RTX 4090", "2.11", "", 471, _TRAINING, _LINYUN + "0.46 GiB", tolerance=5),
+    Reading("RTX 4070", "", "", Held(246), _FORWARD, _SEEN + "0.24 GiB"),
+    Reading("RTX 4090", "2.11", "", Held(471), _TRAINING, _LINYUN + "0.46 GiB", tolerance=5),
     Reading("RTX 4090", "2.11+", "", _text(23.37, 22.53, 376.96 / 1024), _FORWARD, _OOM + "quantizing, July 2026"),
     Reading("RTX 4090", "2.6", "12.1", _text(22.80, 22.10, 222.14 / 1024), _FORWARD,
             _OOM + "generation (github pytorch/torchchat, issue 1341)"),
     Reading("RTX 4090", "2.2-2.9", "", _text(22.14, 21.66, 15.86 / 1024), _FORWARD, _OOM + "batch_norm"),
     Reading("RTX 4090", "2.2-2.9", "", _text(22.90, 21.91, 554.26 / 1024), _FORWARD, _OOM + "attention"),
-    Reading("RTX 4090", "2.10", "12.8", 386, _CONTEXT, _OOM + "github Project-MONAI/MONAI, issue 8735", tolerance=1),
-    Reading("RTX 6000 Ada", "2.10", "13.0", 426, _CONTEXT,
+    Reading("RTX 4090", "2.10", "12.8", Held(386), _CONTEXT,
+            _OOM + "github Project-MONAI/MONAI, issue 8735", tolerance=1),
+    Reading("RTX 6000 Ada", "2.10", "13.0", Held(426), _CONTEXT,
             "nvidia-smi after mem_get_info (github unslothai/unsloth-zoo, pull request 1053)", tolerance=1),
     Reading("L4", "2.11", "12.8", _text(22.01, 21.62, 135.82 / 1024), _TRAINING, _YOLO + "yolo11s-seg"),
     Reading("L4", "", "", _text(21.96, 21.65, 66.83 / 1024), _FORWARD, _OOM + "a solver on a 22.03 GiB GPU"),
     Reading("L4", "", "", _text(21.96, 21.69, 65.15 / 1024), _CONTEXT, _OOM + "loading on a 22.03 GiB GPU"),
     Reading("L40S", "2.2-2.9", "", _text(44.37, 43.42, 458.52 / 1024), _FORWARD, _OOM + "an export, 44.40 GiB GPU"),
     Reading("L40S", "2.2-2.9", "", _text(17.52, 17.03, 6.95 / 1024), _FORWARD, _OOM + "inference, 44.40 GiB GPU"),
-    Reading("L40S", "", "", 420, _CONTEXT, _SEEN + "0.41 GiB"),
+    Reading("L40S", "", "", Held(420), _CONTEXT, _SEEN + "0.41 GiB"),
     # Hopper
     Reading("H100 PCIe", "2.2-2.9", "", _text(79.13, 77.91, 648.28 / 1024), _TRAINING,
             _OOM + "training in float32, GPU named"),
@@ -169,15 +200,15 @@ READINGS: tuple[Reading, ...] = (
     # Blackwell
     Reading("B200", "2.2+", "", _text(168.34, 167.64, 4.62 / 1024), _FORWARD,
             _OOM + "178.35 GiB GPU (github stas00/ml-engineering)"),
-    Reading("RTX 5060 Ti 16GB", "2.2+", "12.8", 128, _CONTEXT, _OOM + "before loading, GPU named", tolerance=1),
-    Reading("RTX 5080", "", "", 394, _FORWARD, _SEEN + "0.38, 0.39 GiB on 16 GB Blackwell GPUs"),
+    Reading("RTX 5060 Ti 16GB", "2.2+", "12.8", Held(128), _CONTEXT, _OOM + "before loading, GPU named", tolerance=1),
+    Reading("RTX 5080", "", "", Held(394), _FORWARD, _SEEN + "0.38, 0.39 GiB on 16 GB Blackwell GPUs"),
     Reading("RTX 5090", "2.2-2.9", "", _text(31.34, 30.74, 19.41 / 1024), _FORWARD,
             _OOM + "github Wan-Video/Wan2.1, issue 465"),
     Reading("RTX 5090", "2.2-2.9", "", _text(31.33, 27.89, 2.84), _FORWARD, _OOM + "inference on a 31.36 GiB GPU"),
     Reading("RTX 5090", "2.11+", "", _text(31.29, 30.80, 2.80 / 1024), _CONTEXT, _OOM + "loading for quantization"),
     Reading("RTX 5090", "2.9-2.10", "", _text(31.33, 30.81, 33.90 / 1024), _CONTEXT,
             _OOM + "loading for quantization"),
-    Reading("RTX PRO 6000", "2.11", "", 655, _TRAINING, _LINYUN + "0.63 to 0.65 GiB", tolerance=10),
+    Reading("RTX PRO 6000", "2.11", "", Held(655), _TRAINING, _LINYUN + "0.63 to 0.65 GiB", tolerance=10),
     # AMD
     Reading("MI300X", "2.2+", "", _text(191.98, 191.53, 0.52 / 1024), _FORWARD, _OOM + "generation with transformers"),
     Reading("MI300X", "2.2+", "", _text(191.69 - 186.02, 4.89, 2.25 / 1024), _FORWARD,
@@ -185,16 +216,24 @@ READINGS: tuple[Reading, ...] = (
 )
 # fmt: on
 
+RESERVED: tuple[Reserved, ...] = (
+    Reserved("L40S", 47_359_983_616, "max_memory_reserved of a published run with torch 2.12, CUDA 13.0"),
+)
+"""Largest published reserved memory, of runs whose memory outside the allocator is not known; see `most_reserved`."""
+
 _AMD_WITH_READING = "MI300X"
 """The AMD GPU whose readings stand for all AMD GPUs: the line of CUDA contexts does not apply to ROCm."""
 
-RESIDENT_THREADS = {(6, 0): 2048, (7, 0): 2048, (7, 5): 1024, (8, 0): 2048, (9, 0): 2048, (10, 0): 2048}
+RESIDENT_THREADS = {
+    **dict.fromkeys([(3, 7), (5, 2), (6, 0), (6, 1), (7, 0), (8, 0), (9, 0), (10, 0), (10, 3)], 2048),
+    (7, 5): 1024,
+}
 """Maximum resident threads per multiprocessor by compute capability, 1536 if missing (CUDA programming guide)."""
 
 KERNEL_MIB: dict[tuple[int, int], tuple[int, int, int]] = {
     (6, 0): (66, 66, 66),
     (7, 0): (52, 53, 57),
-    (7, 5): (39, 49, 103),
+    (7, 5): (37, 44, 103),
     (8, 0): (61, 66, 72),
     (8, 6): (48, 54, 78),
     (8, 9): (69, 84, 90),
@@ -256,6 +295,38 @@ def bytes_outside(
         estimated=False,
         source=_source_text(best),
     )
+
+
+def most_reserved(gpu: str, total: int) -> Reserved | None:
+    """Return the most that a run has reserved on a GPU whose driver reports `total` bytes, None without a reading.
+
+    Readings of loading alone are left out: a run that computes loads kernels and has less. So are those of processes
+    that used more than `total`: an older driver left them more.
+    """
+    readings = [
+        Reserved(gpu, round(reading.held.reserved * _MIB), _source_text(reading))
+        for reading in READINGS
+        if reading.gpu == gpu
+        and reading.workload is not Workload.CONTEXT
+        and (reading.mib + reading.held.reserved) * _MIB <= total
+    ]
+    known = (*readings, *(reserved for reserved in RESERVED if reserved.gpu == gpu))
+    return max(known, key=lambda reserved: reserved.bytes, default=None)
+
+
+def bounded(held: BytesOutside, gpu: str, total: int) -> BytesOutside:
+    """Return the bytes outside the allocator, lowered where a run has reserved more than they leave of `total`.
+
+    >>> l40s = BytesOutside(514 << 20, 480 << 20, 529 << 20, estimated=False, source="")
+    >>> bounded(l40s, "L40S", 45599 << 20).bytes == (45599 << 20) - 47_359_983_616
+    True
+    """
+    most = most_reserved(gpu, total)
+    if most is None or held.bytes <= total - most.bytes:
+        return held
+    left = total - most.bytes
+    source = f"the total less the {most.bytes:,} B reserved in a run: {most.source}"
+    return held._replace(bytes=left, low=min(held.low, left), source=source, estimated=False)
 
 
 def _estimate(capability: tuple[int, int], multiprocessors: int, context: Reading | None) -> BytesOutside:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import torch
 
-from memexplore.hardware import catalogue
+from memexplore.hardware import catalogue, mig
 from memexplore.hardware.catalogue import Gpu
 from memexplore.tape import Meta, Os, Source
 from memexplore.tape.allocator_settings import settings_of_environment
@@ -59,12 +59,9 @@ def catalogue_gpu(device: torch.device) -> Gpu:
     A GPU missing in the catalogue is a `Gpu` of its size and compute capability.
     """
     properties, limit = torch.cuda.get_device_properties(device), memory_limit(device)
-    table = catalogue.gpus()
-    # The RTX 3060 was sold with 8 and with 12 GB under one name.
-    named = (table[table["name"] == properties.name]["total"] - properties.total_memory).abs()
-    if len(named):
-        gpu = catalogue.find(str(named.idxmin()))
-        return dataclasses.replace(gpu, total=properties.total_memory, limit=limit)
+    entry = _entry(properties.name, properties.total_memory)
+    if entry is not None:
+        return dataclasses.replace(entry, total=properties.total_memory, limit=limit)
     return dataclasses.replace(
         catalogue.find(f"{properties.total_memory}B"),
         name=properties.name,
@@ -73,3 +70,18 @@ def catalogue_gpu(device: torch.device) -> Gpu:
         note="This GPU is not in the catalogue: its memory outside the allocator and its speed are unknown.",
         limit=limit,
     )
+
+
+def _entry(name: str, total: int) -> Gpu | None:
+    """Return the catalogue entry with a name of torch and the nearest total memory, or the MIG slice of that name."""
+    table = catalogue.gpus()
+    # The RTX 3060 was sold with 8 and with 12 GB under one name.
+    named = (table[table["name"] == name]["total"] - total).abs()
+    if len(named):
+        return catalogue.find(str(named.idxmin()))
+    if mig.parts_of(name) is None:
+        return None
+    try:
+        return catalogue.find(name)
+    except ValueError:  # a GPU or a profile that is not known
+        return None

@@ -126,6 +126,12 @@ def test_twin_of_a_gpu_is_its_entry_with_its_memory() -> None:
     assert (found.key, found.total) == ("RTX 3060 8GB", mx.gpus().loc["RTX 3060 8GB", "total"])
 
 
+def test_twin_of_a_mig_slice_is_that_slice() -> None:
+    with mx.virtual("A100 80GB MIG 2g.20gb"):
+        found = cuda.catalogue_gpu(torch.device("cuda"))
+    assert (found.key, found.multiprocessors) == ("A100 80GB MIG 2g.20gb", 28)
+
+
 def test_twin_of_an_unknown_gpu_is_one_of_its_size_and_compute_capability() -> None:
     with mx.virtual("24GiB"):
         found = cuda.catalogue_gpu(torch.device("cuda"))

@@ -108,8 +108,8 @@ def test_a_smaller_batch_is_an_option_that_changes_the_training():
 
 def test_a_larger_gpu_is_the_last_option_and_the_smallest_that_fits():
     last = tight().options[-1]
-    larger = [name for name in catalogue.gpus().index if catalogue.find(name).capacity > need() * 3 // 4]
-    assert last.knobs == Knobs(gpu=larger[0])
+    larger = [gpu for gpu in catalogue.offered() if gpu.capacity > need() * 3 // 4]
+    assert last.knobs == Knobs(gpu=larger[0].key)
     assert last.outcome.fits
 
 

@@ -173,8 +173,7 @@ class CellSearch:
 
     def _run_larger_gpus(self) -> Wanted[None]:
         """Run the cell on larger GPUs of the catalogue until it fits one."""
-        gpus = [catalogue.find(name) for name in catalogue.gpus().index]
-        gpus = [gpu.for_release(self._machine.release) for gpu in gpus]
+        gpus = catalogue.offered(self._machine.release)
         larger = sorted(
             (gpu for gpu in gpus if gpu.capacity > self.as_written.peak_reserved), key=lambda gpu: gpu.capacity
         )

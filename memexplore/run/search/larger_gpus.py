@@ -21,8 +21,7 @@ def smallest_larger_gpu(log: RunLog, release: str) -> Generator[list[Knobs], Non
     """
     if log.as_written.fits:
         return [], None
-    gpus = [catalogue.find(name).for_release(release) for name in catalogue.gpus().index]
-    gpus = [gpu for gpu in gpus if gpu.capacity > log.gpu.capacity]
+    gpus = [gpu for gpu in catalogue.offered(release) if gpu.capacity > log.gpu.capacity]
     fitting = yield from _smallest_fitting(log, Knobs(), gpus)
     if fitting is not None or not gpus:
         return ([] if fitting is None else [fitting]), None
