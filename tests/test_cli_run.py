@@ -8,8 +8,10 @@ import sys
 import textwrap
 
 import pytest
+import torch
 
 import memexplore as mx
+from memexplore.analysis.verdict_content import verdict_content
 from memexplore.cli import options
 from tests.test_cli import FITTING, TOO_LARGE, memexplore
 
@@ -156,6 +158,19 @@ def test_out_of_memory_is_status_3_with_the_traceback_of_the_script(write):
     assert lines[1].startswith(f'  File "{path}", line ')
     assert lines[-1].startswith("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate ")
     assert os.path.dirname(mx.__file__) + os.sep not in done.stderr
+
+
+def test_windows_would_put_what_is_over_into_system_memory(write):
+    def hold():
+        return [torch.empty(10 * 2**30, dtype=torch.uint8, device="cuda") for _ in range(3)]
+
+    # The whole run needs 30 GiB of 16.
+    detail = verdict_content(mx.simulate(hold, gpu="16GiB", os="windows")).detail
+    assert " · on Windows 14.0 GiB would be in system memory, which is slow, without an OutOfMemoryError" in detail
+    done = memexplore("run", write(TOO_LARGE), "--gpu", "16GiB", "--os", "windows")
+    # 1 GiB is held when 1024 more are requested: 1009 of 1025 GiB are over.
+    assert " · on Windows more than 0.99 TiB would be in system memory" in done.stdout
+    assert done.returncode == 3
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from memexplore.analysis.location import location_text
 from memexplore.analysis.places import Place, name_cells, place, places
 from memexplore.analysis.rank import most_of_nccl, nccl_text, rank_text
 from memexplore.analysis.verdict import Verdict, caught_requests, caught_text, failed_request, stop_text, verdict
-from memexplore.tape import Category, Ending, Tape
+from memexplore.tape import Category, Ending, Os, Source, Tape
 from memexplore.text.units import size_text
 
 TIGHT = 0.05
@@ -205,7 +205,7 @@ def about(number: int) -> int:
 
 def _out_of_memory(tape: Tape, needed: int | None) -> VerdictContent:
     row = failed_request(tape)
-    request, allocated = int(tape.size[row]), int(curve(tape)[row])
+    least = int(curve(tape)[row]) + int(tape.size[row])
     growing = leak(tape)
     details = [
         "" if tape.whole is None else f"Peak {_held(tape.whole)}",
@@ -214,7 +214,7 @@ def _out_of_memory(tape: Tape, needed: int | None) -> VerdictContent:
         if growing is None and needed is not None
         else _shares(tape.whole or tape),
         f"memory grows {size_text(growing.bytes_per_step)} a step" if growing is not None else "",
-        f"stops {stop_text(tape)}",
+        _spilled(tape, row, needed, least) or f"stops {stop_text(tape)}",
         _gaps(tape, row) if needed is None else "",
         "the program caught the error and allocated nothing afterwards" if tape.meta.ending is Ending.COMPLETED else "",
         caught_text(tape).removesuffix("."),
@@ -222,7 +222,6 @@ def _out_of_memory(tape: Tape, needed: int | None) -> VerdictContent:
         _sources(tape),
     ]
     where_grows = _places(tape, growing.row)[:1] if growing is not None else ()
-    least = allocated + request
     return _content(
         tape,
         Level.OOM,
@@ -247,6 +246,27 @@ def _over(tape: Tape, row: int, needed: int | None, least: int) -> str:
     share = f"{size_text(free)} of {size_text(capacity)}"
     where = "the limit of this process" if tape.meta.capacity_without_limit is not None else _short_name(tape)
     return f"Does not fit {where}: {share} free, but no piece for {size_text(int(tape.size[row]))}"
+
+
+def _spilled(tape: Tape, row: int, needed: int | None, least: int) -> str:
+    """Return what Windows would put into system memory, and from where on; empty where the run would end instead.
+
+    Since R536 the driver does so with requests beyond the GPU, unless "CUDA - Sysmem Fallback Policy" in its control
+    panel says otherwise (NVIDIA knowledge base, answer 5490). A limit on the process is torch's own and ends it.
+    """
+    meta = tape.meta
+    can_spill = meta.os is Os.WINDOWS and meta.source is Source.PREDICTED and meta.capacity_without_limit is None
+    if not can_spill or meta.capacity is None:
+        return ""
+    over = max(needed or 0, least) - meta.capacity
+    if over <= 0:
+        # There is enough memory, in gaps between blocks: a new segment is what finds no place.
+        over = int(tape.size[row])
+    more = "more than " if needed is None else ""
+    return (
+        f"on Windows {more}{size_text(over)} would be in system memory, which is slow, without an OutOfMemoryError "
+        f"(the driver's sysmem fallback), first {stop_text(tape)}"
+    )
 
 
 def _gaps(tape: Tape, row: int) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from memexplore.analysis.places import Place
 from memexplore.analysis.verdict_content import Level, about, verdict_content
-from memexplore.tape import Action, Category, Ending, Frame, Meta, Phase, Source, Tape
+from memexplore.tape import Action, Category, Ending, Frame, Meta, Os, Phase, Source, Tape
 from tests.sample_tapes import GIB, MIB, T4, Program, leaking_tape, oom_tape, small_tape
 
 ENDED = T4._replace(ending=Ending.COMPLETED, notes=(), capacity=14 * GIB)
@@ -180,6 +180,28 @@ def test_request_that_finds_no_gap_says_what_is_free() -> None:
     # 2 of 4 GiB are held; the other 2 are two gaps of 1 GiB and the rounding
     assert found.headline == "Does not fit T4: 2.00 GiB of 4.00 GiB free, but no piece for 2.00 GiB"
     assert " · free were 2.00 GiB in gaps inside segments · " in found.detail
+
+
+def test_windows_puts_what_is_over_into_system_memory() -> None:
+    tape = oom_tape()
+    windows = tape.replace(meta=tape.meta._replace(os=Os.WINDOWS))
+    # The whole run needs 5.5 GiB of 4.
+    found = verdict_content(windows, needed=5 * GIB + GIB // 2)
+    assert (found.level, found.headline) == (Level.OOM, "Needs 5.50 GiB · T4 has 4.00 GiB · 1.50 GiB over")
+    assert (
+        " · on Windows 1.50 GiB would be in system memory, which is slow, without an OutOfMemoryError (the driver's "
+        "sysmem fallback), first in step 1, forward of layer2.conv (convolution, 2.00 GiB) · "
+    ) in found.detail
+    assert "stops" not in found.detail
+    # 3 GiB were held when 2 more were requested.
+    assert " · on Windows more than 1.00 GiB would be in system memory" in verdict_content(windows).detail
+
+
+@pytest.mark.parametrize("changes", [{"source": Source.MEASURED}, {"capacity_without_limit": 8 * GIB}])
+def test_an_error_that_was_measured_or_is_of_a_limit_ends_a_run_on_windows_too(changes: dict[str, object]) -> None:
+    tape = oom_tape()
+    meta = tape.meta._replace(os=Os.WINDOWS, **changes)
+    assert " · stops in step 1, forward of layer2.conv" in verdict_content(tape.replace(meta=meta)).detail
 
 
 def test_program_that_gives_up_after_the_error_says_so() -> None:
