@@ -8,6 +8,8 @@ import torch
 
 from memexplore.torch_internals.dispatch import schema_of
 from memexplore.torch_internals.tensors import base_of
+from memexplore.virtual_gpu.kernels import table
+from memexplore.virtual_gpu.kernels.table import Kind
 from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
 _aten = torch.ops.aten
@@ -113,23 +115,15 @@ _REFUSE_OVERLAP = frozenset(
     "neg_ polygamma_ rad2deg_ reciprocal_ round_ rsqrt_ sgn_ sign_ sin_ sinc_ sinh_ sqrt_ square_ tan_ tanh_ trunc_ "
     "i0_ relu_ elu_ gelu_ silu_ mish_ hardsigmoid_ hardswish_ hardtanh_ leaky_relu_ sigmoid_ rrelu_with_noise_".split()
 )
-_LEAKY_RELU_BACKWARD = _aten.leaky_relu_backward.default
-_NEGATIVE_SLOPE = (
-    "In-place leakyReLu backward calculation is triggered with a negative slope which is not supported. This is caused "
-    "by calling in-place forward function with a negative slope, please call out-of-place version instead. File an "
-    "issue at https://github.com/pytorch/pytorch if you do require supporting in-place leakRelu backward calculation "
-    "with negative slope"
-)
-"""ATen/native/Activation.cpp."""
 
 
-def check_values(func: Any, args: Any) -> None:
-    """Raise RuntimeError for arguments that the op refuses on every device, and torch's fake kernels accept."""
-    if func is _LEAKY_RELU_BACKWARD:
-        if args[3] and args[2] < 0:
-            raise RuntimeError(_NEGATIVE_SLOPE)
-    elif args and schema_of(func).name.removeprefix("aten::") in _REFUSE_OVERLAP and _overlaps(args[0]):
+def check_values(func: Any, args: Any, kwargs: Any) -> None:
+    """Raise the error of torch for arguments that the op refuses, and torch's fake kernels accept."""
+    if args and schema_of(func).name.removeprefix("aten::") in _REFUSE_OVERLAP and _overlaps(args[0]):
         raise RuntimeError(_OVERLAP)
+    refusal = table.find(func, Kind.REFUSAL)
+    if refusal is not None:
+        refusal(*args, **kwargs)
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:

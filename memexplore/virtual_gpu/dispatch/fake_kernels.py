@@ -5,6 +5,7 @@ Where there is none, one clear error names the line of the user's code.
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Any
 
@@ -23,12 +24,20 @@ from memexplore.virtual_gpu.kernels import table
 from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor, fake_cpu_tensor, fake_mode
 from memexplore.virtual_gpu.values import real_tensors
 
+# torch prints the traceback of each error of a fake kernel, also of one that the program catches.
+logging.getLogger("torch._subclasses.fake_tensor").addFilter(lambda record: not _is_of_failed_kernel(record))
+
 _VIEW = torch.ops.aten.view.default
 NOT_VIEWABLE = (
     "view size is not compatible with input tensor's size and stride (at least one dimension spans across two "
     "contiguous subspaces). Use .reshape(...) instead."
 )
 """torch's message where its fake kernel has another: aten/src/ATen/native/TensorShape.cpp."""
+
+
+def _is_of_failed_kernel(record: logging.LogRecord) -> bool:
+    """Return whether a record of torch's log is of an error in a fake kernel that runs for a virtual tensor."""
+    return DeviceState.in_fake_kernel == threading.get_ident() and "failed while attempting to run" in str(record.msg)
 
 
 def run(func: Any, types: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> tuple[Any, list[torch.Tensor]]:

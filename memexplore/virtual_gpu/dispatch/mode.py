@@ -254,6 +254,8 @@ class VirtualMode(TorchDispatchMode):
         inputs: list[torch.Tensor] | None,
     ) -> Any:
         """Run an op by its handler, or on known values if its result's shape depends on them."""
+        if traits.refusal is not None:
+            traits.refusal(*args, **kwargs)
         lane = self.lane
         if lane is None or inputs is None:
             return traits.handler(self, func, args, kwargs)
@@ -322,6 +324,7 @@ class VirtualMode(TorchDispatchMode):
         plan = self._plans.get(repeated) if repeated is not None else None
         if plan is None:
             argument_checks.check_devices(func, tensors)
+            argument_checks.check_values(func, args, kwargs)
             before = [_extent(tensor) for tensor in tensors]
             result, stand_ins = fake_kernels.run(func, types, args, kwargs, tensors)
             for tensor, (size, *_) in zip(tensors, before, strict=True):

@@ -52,6 +52,7 @@ class OpTraits:
         "lane",
         "makes_zeros",
         "reads_engine",
+        "refusal",
         "scalars_last",
         "settings",
         "tensors_only",
@@ -82,6 +83,8 @@ class OpTraits:
         """Facts for the value lane."""
         self.handler = table.find(func, Kind.DATA_DEPENDENT) or table.find(func, Kind.OPS)
         """A rule that runs the op by other ops or plans, or None."""
+        self.refusal = table.find(func, Kind.REFUSAL)
+        """Raises the error of arguments that the kernel refuses, or None."""
         self.in_place = table.find(func, Kind.IN_PLACE)
         """The op that a formula of autograd runs instead on a real GPU, or None."""
         self.reads_engine = func is _aten.add.Tensor or self.in_place is not None

@@ -23,10 +23,11 @@ def make_plan(
 ) -> Plan:
     """Return the plan of an op.
 
-    Raises RuntimeError for tensors of two devices and arguments that the op refuses, and what the fake kernel raises.
+    Raises torch's error for tensors of two devices and for arguments that the op refuses, and what the fake kernel
+    raises.
     """
     argument_checks.check_devices(func, tensors)
-    argument_checks.check_values(func, args)
+    argument_checks.check_values(func, args, kwargs)
     if any(isinstance(value, torch.dtype) and value in unsupported.QUANTIZED for value in (*args, *kwargs.values())):
         raise unsupported.not_simulated(func, "a quantized tensor")
     rule = table.find(func, Kind.PLAN)

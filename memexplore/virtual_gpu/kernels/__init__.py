@@ -25,6 +25,7 @@ release and the GPU.
   GPU), sparse.py.
 - data_dependent.py: ops whose output shape depends on values; without_fake_kernel.py: shapes of outputs that torch
   cannot tell.
+- refusals.py: arguments that kernels refuse, and torch's fake kernels accept.
 - autograd_in_place.py: ops that autograd's formulas run in place on a real GPU; composite_dispatch.py: registers the
   rules of composite ops with torch.
 """
@@ -50,6 +51,7 @@ from memexplore.virtual_gpu.kernels import (  # noqa: F401
     random_numbers,
     recurrent,
     reductions,
+    refusals,
     softmax,
     sorting,
     sparse,

@@ -44,11 +44,14 @@ def decomposed(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _where(accepts: Callable[[Any], bool], op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Return a kernel that runs `kernel` for a call with a tensor that `accepts` returns True for, else C++."""
+    refusal = table.find(op, table.Kind.REFUSAL)
 
     def dispatch(*args: Any, **kwargs: Any) -> Any:
         tensors = (entry for value in args for entry in (value if isinstance(value, list) else (value,)))
         if DeviceState.gpu_name is None or not any(map(accepts, tensors)):
             return decomposed(op, *args, **kwargs)
+        if refusal is not None:
+            refusal(*args, **kwargs)
         return kernel(*args, **kwargs)
 
     return dispatch

@@ -23,6 +23,8 @@ class Kind(enum.Enum):
 
     REQUESTS = "memory requests in addition to the outputs"
     """`(args, kwargs, outputs) -> Requests | None`; None: the storages of the outputs and nothing else."""
+    REFUSAL = "arguments that the kernel refuses, and torch's fake kernel accepts"
+    """The op's own signature; raises torch's error, returns nothing."""
     PLAN = "outputs and memory requests, where torch's fake kernel is missing or differs from CUDA"
     """`(args, kwargs) -> Plan`"""
     CUBLAS = "cuBLAS workspace"
