@@ -54,7 +54,7 @@ def test_a_cell(wide_page: Callable[..., Any]) -> None:
         "%load_ext memexplore\nimport memexplore as mx, torch\nimport torch.nn.functional as F\nfrom torch import nn"
     )
     book = wide_page(imports, unet, training, width=1180)
-    take(book.page, "unet_on_a_virtual_t4.png", 790)
+    take(book.page, "unet_on_a_virtual_t4.png", 665)
 
 
 def test_the_explorer(wide_page: Callable[..., Any]) -> None:
