@@ -85,3 +85,23 @@ def test_inference_mode_makes_the_requests_of_no_grad() -> None:
         return np.stack([tape.action, tape.size])
 
     assert np.array_equal(requests(torch.inference_mode), requests(torch.no_grad))
+
+
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
+def test_a_cpu_tensor_is_moved_whatever_the_form_of_the_call(
+    mode: Callable[[], contextlib.AbstractContextManager[None]],
+) -> None:
+    with mx.virtual("T4"):
+        cpu, gpu = torch.zeros(1024, 256), torch.zeros(1, device="cuda")
+        with mode():
+            before = torch.cuda.memory_allocated()
+            moved = [
+                cpu.to("cuda", torch.float32),
+                cpu.to(dtype=torch.float32, device="cuda"),
+                cpu.to(gpu),
+                cpu.to("cuda", torch.float32, non_blocking=True),
+                nn.Linear(256, 1024, bias=False).to("cuda", torch.float32).weight,
+            ]
+            assert [str(tensor.device) for tensor in moved] == ["cuda:0"] * 5
+            # 1024 x 256 numbers of 4 bytes each.
+            assert torch.cuda.memory_allocated() - before == 5 * 1024 * 256 * 4

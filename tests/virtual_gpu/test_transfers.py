@@ -48,3 +48,10 @@ def sizes_of(function):
 )
 def test_a_non_contiguous_copy_goes_through_a_temporary(function, sizes):
     assert sizes_of(function) == sizes
+
+
+def test_a_number_is_copied_into_a_tensor():
+    with virtual("T4"), record() as recording:
+        counter = torch.zeros((), dtype=torch.int32, device="cuda")
+        assert counter.copy_(5).item() == 5
+    assert recording.tape.size[recording.tape.action == Action.ALLOC].tolist() == [4]

@@ -49,6 +49,7 @@ from memexplore.virtual_gpu.values import known_values, notes
 from memexplore.virtual_gpu.values.setting import Values
 
 _PRIM_DEVICE = torch.ops.prim.device.default
+_COPY = torch.ops.aten.copy_.default
 _ADD = torch.ops.aten.add.Tensor
 _CONVOLUTION = torch.ops.aten.convolution.default
 _TRACED_CONVOLUTION = torch.ops.aten._convolution.default
@@ -126,15 +127,13 @@ class VirtualMode(TorchDispatchMode):
             func, args = _CONVOLUTION, args[:9]
         traits = self._traits_of(func)
         host = VirtualTensor not in types and not (types and any(issubclass(kind, VirtualTensor) for kind in types))
-        device = kwargs.get("device") if kwargs else None
+        device = _device_of(traits, args, kwargs)
         if device is not None and device.type != "cpu":
-            if device.type != "meta":
-                kwargs = {**kwargs, "device": renamed(device)}
-                host = False
-            elif DeviceState.calls.meta:
+            if device.type == "meta" and DeviceState.calls.meta:
                 return func(*fake_kernels.with_meta_tensors(args), **(kwargs or {}))
-            elif DeviceState.calls.cuda_on_meta or not (host and _has_meta_tensor(args)):
-                host = False
+            is_meta = device.type == "meta" and not DeviceState.calls.cuda_on_meta
+            host = host and is_meta and _has_meta_tensor(args)
+            kwargs = _with_renamed_device(kwargs)
         elif host and traits.factory and self._fakes_modules and _builds_module(args, kwargs or {}):
             return fake_cpu_tensor(args[0], kwargs.get("dtype") if kwargs else None)
         if kwargs and kwargs.get("pin_memory"):
@@ -146,6 +145,8 @@ class VirtualMode(TorchDispatchMode):
             if any(type(value) in _DTYPE_OF for value in args[: traits.tensors_only]):
                 args = tuple(map(_tensor_of_number, args[: traits.tensors_only])) + args[traits.tensors_only :]
             return func(*args, **(kwargs or {}))
+        if func is _COPY:
+            args = (args[0], _tensor_of_number(args[1]), *args[2:])  # tensor.copy_(5)
         with runner.lock:
             if runner.frees:
                 runner.free_waiting()
@@ -375,6 +376,21 @@ def _is_wrapper(kind: type) -> bool:
 
 _DTYPE_OF = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 """Kind of a number -> dtype of the tensor that C++ makes of it."""
+
+
+def _device_of(traits: OpTraits, args: Any, kwargs: Any) -> torch.device | None:
+    """Return the device that a call names."""
+    if traits.device_place and len(args) > traits.device_place:
+        return args[traits.device_place]  # type: ignore[no-any-return]
+    return kwargs.get("device") if kwargs else None
+
+
+def _with_renamed_device(kwargs: Any) -> Any:
+    """Return keyword arguments with the virtual GPU by the name that C++ knows it by."""
+    device = kwargs.get("device") if kwargs else None
+    if device is None or device.type in ("cpu", "meta"):
+        return kwargs
+    return {**kwargs, "device": renamed(device)}
 
 
 def _tensor_of_number(number: Any) -> Any:

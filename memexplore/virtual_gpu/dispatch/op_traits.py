@@ -39,6 +39,12 @@ def _count_of_tensors(schema: Any) -> int:
     return sum(1 for _ in itertools.takewhile(lambda argument: str(argument.type) == "Tensor", schema.arguments))
 
 
+def _place_of_device(schema: Any) -> int:
+    """Return the position of the argument `device`, 0 for an op without one or with one that is given by its name."""
+    names = [argument.name for argument in schema.arguments if not argument.kwarg_only] if schema is not None else []
+    return names.index("device") if "device" in names else 0
+
+
 class OpTraits:
     """Facts about an op that the dispatch mode needs."""
 
@@ -46,6 +52,7 @@ class OpTraits:
         "cached",
         "composite",
         "data_dependent",
+        "device_place",
         "factory",
         "handler",
         "in_place",
@@ -75,6 +82,8 @@ class OpTraits:
         """Runs a composite op by other ops; None for ops that are none."""
         self.tensors_only = 0 if schema is None or numbers_are_tensors(name) else _count_of_tensors(schema)
         """Number of first arguments that are tensors, in place of which Python can pass no number."""
+        self.device_place = _place_of_device(schema)
+        """Position of a device among the arguments, 0 if it is given by its name. Composite ops such as `to` have one."""
         self.factory = func in _FACTORIES
         """Whether the op makes a tensor from a shape, its first argument."""
         self.data_dependent = table.find(func, Kind.DATA_DEPENDENT) is not None
