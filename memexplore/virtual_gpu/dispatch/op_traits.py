@@ -83,7 +83,7 @@ class OpTraits:
         self.tensors_only = 0 if schema is None or numbers_are_tensors(name) else _count_of_tensors(schema)
         """Number of first arguments that are tensors, in place of which Python can pass no number."""
         self.device_place = _place_of_device(schema)
-        """Position of a device among the arguments, 0 if it is given by its name. Composite ops such as `to` have one."""
+        """Position of a device among the arguments, 0 if it is given by its name. `to` has one."""
         self.factory = func in _FACTORIES
         """Whether the op makes a tensor from a shape, its first argument."""
         self.data_dependent = table.find(func, Kind.DATA_DEPENDENT) is not None
