@@ -77,7 +77,7 @@ def test_notebooks_of_a_wheel_are_copied_and_changed_ones_stay(tmp_path):
         (packed / name).write_text("new")
     folder.mkdir(parents=True)
     (folder / "one.ipynb").write_text("changed by the reader")
-    assert lab.copied(packed, folder) == folder
+    assert lab.copy_missing(packed, folder) == folder
     texts = {name: (folder / name).read_text() for name in ("one.ipynb", "two.ipynb", "images/picture.png")}
     assert texts == {"one.ipynb": "changed by the reader", "two.ipynb": "new", "images/picture.png": "new"}
 

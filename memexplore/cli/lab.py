@@ -20,20 +20,19 @@ from memexplore.text.package import FOLDER, install_command
 FIRST_NOTEBOOK = "01_where_does_memory_go.ipynb"
 COPIES = "memexplore-notebooks"
 """Folder for the notebooks of a wheel."""
-_PACKAGE = FOLDER
 
 
 def first_notebook() -> pathlib.Path | None:
     """Return the first notebook, of a checkout or copied from the wheel; None without one."""
-    beside, below = (folder / "notebooks" for folder in (_PACKAGE.parent, pathlib.Path.cwd()))
+    beside, below = (folder / "notebooks" for folder in (FOLDER.parent, pathlib.Path.cwd()))
     for folder in (beside, below):
         if (folder / FIRST_NOTEBOOK).is_file():
             return folder / FIRST_NOTEBOOK
-    packed = _PACKAGE / "notebooks"
-    return copied(packed, pathlib.Path.cwd() / COPIES) / FIRST_NOTEBOOK if packed.is_dir() else None
+    packed = FOLDER / "notebooks"
+    return copy_missing(packed, pathlib.Path.cwd() / COPIES) / FIRST_NOTEBOOK if packed.is_dir() else None
 
 
-def copied(packed: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+def copy_missing(packed: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     """Copy the notebooks and their images into a folder and return it; files that are there already stay."""
     for source in sorted(packed.rglob("*")):
         target = folder / source.relative_to(packed)

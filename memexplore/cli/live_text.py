@@ -49,9 +49,9 @@ def lines(status: Status, width: int = 100) -> list[Text]:
     if len(status.curve) > 1:
         shown.append(Text.assemble(("every step  ", "dim"), _columns(status.curve)))
     for row in reversed(status.rises):
-        where = f"{row.step:,}".rjust(_width(status.rises))
+        step = f"{row.step:,}".rjust(_width(status.rises))
         size = f"  {size_text(row.peak_allocated)}" if row.peak_allocated is not None else ""
-        shown.append(Text.assemble(("peak rose   ", "dim"), f"{where}{size}  {clean_text(_short(row.rose_because))}"))
+        shown.append(Text.assemble(("peak rose   ", "dim"), f"{step}{size}  {clean_text(_short(row.rose_because))}"))
     shown += [Text(f"Note: {clean_text(_short(note))}", "dim") for note in status.notes[:_NOTES]]
     return shown
 
@@ -106,9 +106,9 @@ def _time_left(status: Status) -> str:
     minutes = (status.full_at - status.newest.step) * status.seconds / 60
     if minutes < 0:
         return ""
-    for unit, size in (("days", 1440), ("h", 60), ("min", 1)):
-        if minutes >= 2 * size or size == 1:
-            return f" That is in about {max(round(minutes / size), 1)} {unit}."
+    for unit, length in (("days", 1440), ("h", 60), ("min", 1)):
+        if minutes >= 2 * length or length == 1:
+            return f" That is in about {max(round(minutes / length), 1)} {unit}."
     return ""
 
 

@@ -55,7 +55,7 @@ def text(path: pathlib.Path) -> str:
     """
     ranks = _ranks(path)
     worst = ranks[0]
-    tape, _ = _of_failure(worst.path)[1]
+    _, tape, _ = _failed_device(worst.path)
     parts = [_summary(ranks), "\n".join(_table(ranks))]
     return "\n\n".join([*parts, f"Rank {worst.number}, {_name(worst)}:\n{report_of(tape)}"])
 
@@ -66,7 +66,7 @@ def as_json(path: pathlib.Path) -> str:
     Raises ValueError where no file can be read.
     """
     ranks = _ranks(path)
-    return json.dumps({"ranks": [_as_dict(rank, _first_time(ranks)) for rank in ranks]}, indent=2)
+    return json.dumps({"ranks": [_as_dict(rank, _first_failure(ranks)) for rank in ranks]}, indent=2)
 
 
 def _files(path: pathlib.Path) -> list[pathlib.Path]:
@@ -102,7 +102,7 @@ def _read(number: int, path: pathlib.Path) -> _Rank:
     from memexplore.out_of_memory.value import of_tape
 
     try:
-        device, (tape, began) = _of_failure(path)
+        device, tape, began = _failed_device(path)
     except (ValueError, OSError) as error:
         return _Rank(number, path, error=str(error))
     row, post_mortem = failed_request(tape), of_tape(tape)
@@ -122,19 +122,20 @@ def _read(number: int, path: pathlib.Path) -> _Rank:
     )
 
 
-def _of_failure(path: pathlib.Path) -> tuple[int, tuple[Tape, int | None]]:
-    """Return the device that ran out of memory, or that has most events, with its tape and the time of its start."""
+def _failed_device(path: pathlib.Path) -> tuple[int, Tape, int | None]:
+    """Return the device that ran out of memory, or the one with most events, its tape, and when its clock began."""
     from memexplore import snapshot
     from memexplore.analysis.verdict import failed_request
 
     tapes = snapshot.load_with_clock(path)
-    return max(tapes.items(), key=lambda item: (failed_request(item[1][0]) >= 0, len(item[1][0])))
+    device = max(tapes, key=lambda number: (failed_request(tapes[number][0]) >= 0, len(tapes[number][0])))
+    return device, *tapes[device]
 
 
-def _first_time(ranks: list[_Rank]) -> float | None:
-    """Return when the first rank failed; None where the clock of a rank that failed is unknown."""
+def _first_failure(ranks: list[_Rank]) -> float | None:
+    """Return when the first rank failed, in microseconds since 1970; None where a failed rank's clock is unknown."""
     times = [rank.failed_at for rank in ranks if rank.failed]
-    known = [rank for rank in times if rank is not None]
+    known = [time for time in times if time is not None]
     return min(known) if known and len(known) == len(times) else None
 
 
@@ -146,16 +147,16 @@ def _summary(ranks: list[_Rank]) -> str:
         return f"{count} · none ran out of memory · rank {first.number} has the highest peak: {peak}"
     if len(failed) == 1:
         outcome = f"rank {first.number} ran out of memory"
-    elif (began := _first_time(ranks)) is None:
+    elif (failed_at := _first_failure(ranks)) is None:
         outcome = f"{len(failed)} ran out of memory, and the files do not say which one first"
     else:
-        later = (failed[1].failed_at or 0) - began
+        later = (failed[1].failed_at or 0) - failed_at
         outcome = f"rank {first.number} ran out of memory first, {later / 1e6:.3f} s before rank {failed[1].number}"
     return f"{count} · {outcome}" + (f": {first.sentence}" if first.sentence else "")
 
 
 def _table(ranks: list[_Rank]) -> list[str]:
-    first = _first_time(ranks)
+    first = _first_failure(ranks)
     rows = [("rank", "file", "out of memory", "peak allocated", "peak reserved")]
     for rank in ranks[:_ROWS]:
         when = "yes" if first is None or rank.failed_at is None else f"+{(rank.failed_at - first) / 1e6:.3f} s"

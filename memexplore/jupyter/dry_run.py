@@ -22,7 +22,7 @@ _SECONDS, _STEPS = 20.0, 3
 def dry_run(shell: InteractiveShell, options: Options, code: str, raw: str, names: dict[str, Any]) -> None:
     """Run a cell in a copy of `names` and on a virtual GPU, and show whether it fits; `raw` is the text of the cell.
 
-    Without a GPU in the options, it is the real GPU with the memory that is free there right now, or else a T4.
+    Without a GPU in the options, the virtual one has the memory that is free right now on the real GPU, or is a T4.
 
     Raises what the cell raises, except running out of memory; UsageError while a virtual GPU is on, for the CPU, and
     for a cell that awaits.
@@ -39,7 +39,7 @@ def dry_run(shell: InteractiveShell, options: Options, code: str, raw: str, name
 
 
 def _cell(shell: InteractiveShell, code: str, raw: str, names: dict[str, Any]) -> Cell:
-    """Return the cell below its first line, with its line numbers and its file name in tracebacks."""
+    """Return the code below `%%memprofile` as a program; tracebacks show the lines of the notebook's cell."""
     from memexplore.run.programs.cell import Cell
 
     source = "\n" + shell.transform_cell(code)
@@ -67,7 +67,7 @@ def _machine(options: Options, cell: Cell) -> Machine:
 
 
 def _recorded(cell: Cell, machine: Machine) -> tuple[Tape, str]:
-    """Return the tape of the run and a note if the run was ended early, or was none: without room for the variables.
+    """Return the tape of the run, and a note if it ended early or if the notebook's variables alone do not fit.
 
     The tape of a cell that does not fit has the whole run, as if there were room.
     """

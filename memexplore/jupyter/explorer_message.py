@@ -157,7 +157,7 @@ def against_text(outcome: Outcome, baseline: Outcome | None) -> str:
 
 
 def turned(control: Control, knobs: Knobs, value: Any, reasons: Mapping[str, str]) -> tuple[Knobs, str]:
-    """Return the setting with another value of a knob, and why that is impossible, empty where it is not known to be.
+    """Return the setting with another value of a knob and "", or `knobs` and the reason why that value is impossible.
 
     `reasons` say why knobs cannot be set, by name.
     """

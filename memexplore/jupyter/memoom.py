@@ -124,7 +124,7 @@ class OutOfMemoryWatch:
             self._models = weakref.WeakSet(_models_in(self._shell.user_ns) if "torch" in sys.modules else ())
 
     def cell_ends(self, error: BaseException | None, show_view: Callable[[Tape], object]) -> None:
-        """Show tape and post-mortem of a cell that an error has ended, unless its profile has shown them."""
+        """Show the tape and the post-mortem of a cell that ran out of memory, unless its profile has shown them."""
         cell, self._cell = self._cell, None
         if cell is None and not self.is_on:
             return
@@ -145,7 +145,7 @@ class OutOfMemoryWatch:
             print(f"The post-mortem failed ({type(failure).__name__}: {failure}); please report this.")
 
     def evidence(self, error: BaseException | None) -> Evidence | None:
-        """Return what the notebook knows of an error, None for another error than out of memory."""
+        """Note the step that ran out of memory, and return what is known of the error; None for another error."""
         # Without torch there is no such error, and importing it takes a second.
         if error is None or "torch" not in sys.modules:
             return None
@@ -262,7 +262,7 @@ class OutOfMemoryWatch:
         # Known before it changes anything: an interrupt at any line leaves what `undo` restores.
         self._applied = applied = AppliedSetting()
         try:
-            applied.apply(knobs, *self._model())
+            applied.apply(knobs, *self._changeable_models())
         except BaseException:
             self.undo()
             raise
@@ -273,10 +273,10 @@ class OutOfMemoryWatch:
         """Return why nothing of a setting can be applied to the model of the step that failed last, "" if it can."""
         from memexplore.jupyter.applied_setting import why_not
 
-        return why_not(knobs, *self._model())
+        return why_not(knobs, *self._changeable_models())
 
-    def _model(self) -> tuple[list[torch.nn.Module], str]:
-        """Return the models of the step that failed last, none where one is gone, and why they cannot be changed."""
+    def _changeable_models(self) -> tuple[list[torch.nn.Module], str]:
+        """Return the models of the step that failed last (none if one is gone), and why they cannot be changed."""
         from memexplore.jupyter.applied_setting import MADE_BY_CELL
 
         models = [model for model in self._step_models() if model is not None]
@@ -311,7 +311,7 @@ class OutOfMemoryWatch:
         return text
 
     def free(self, outputs: bool = False) -> str:
-        """Free what failed cells hold, with `outputs` what `Out` holds too; return what came back in two lines."""
+        """Free what failed cells hold, with `outputs` also what `Out` holds; return two lines about what came back."""
         from memexplore.out_of_memory.release import release
 
         shell = self._shell
@@ -345,7 +345,7 @@ class OutOfMemoryWatch:
         print(problem or f"Wrote {path}")
 
     def close(self) -> None:
-        """End the recording of a cell without a tape."""
+        """Turn post-mortems off, drop the recording of the running cell, and restore the model."""
         if self._cell is not None:
             self._cell.close()
         self._cell, self.is_on = None, False
