@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from memexplore.cli.options import FITS
@@ -41,8 +43,29 @@ def among_ranks(rank: int, world: int | None, command: Callable[[int], Sequence[
 
         register_optimizer_step_pre_hook(before_step)
     give = (lambda path: messages.give_files(rank, [path])) if messages.is_helper() else None
-    with messages.between_ranks(command, session.copy_file, session.on_disk), elsewhere.fetched_by(fetch, give):
+    with (
+        interrupted_by_sigterm(),
+        messages.between_ranks(command, session.copy_file, session.on_disk),
+        elsewhere.fetched_by(fetch, give),
+    ):
         yield
+
+
+@contextlib.contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """Raise KeyboardInterrupt in the block at SIGTERM, as a scheduler sends it: its processes and folders end with it.
+
+    A handler that the program has set stays.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def give_files(rank: int, world: int | None) -> None:

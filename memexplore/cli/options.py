@@ -53,7 +53,7 @@ def write_output(path: pathlib.Path, writer: Callable[[pathlib.Path], object]) -
 def check_release(text: str | None) -> None:
     """Raise UsageError for a text that is not a torch release."""
     # As `virtual_gpu.device.release_of`, which needs torch.
-    if text is not None and not re.fullmatch(r"[2-9]\.\d{1,3}(\.\d{1,3})?", text):
+    if text is not None and not re.fullmatch(r"2\.\d{1,2}(\.\d{1,3})?", text):
         raise UsageError(f"{text!r} is not a torch release; write one such as 2.11")
 
 

@@ -7,6 +7,7 @@ number run to their end: a script may do anything with its rank, so nobody knows
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -14,10 +15,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
+from memexplore.cli.among_ranks import interrupted_by_sigterm
 from memexplore.cli.equal_ranks import Equal, Part, run_distinct
 from memexplore.cli.first_steps import VARIABLE, Until
 from memexplore.cli.options import ERROR, FITS, INTERRUPTED, NOT_KNOWN, OOM, write_output
@@ -57,13 +60,14 @@ def run(options: RunOptions) -> int:
 
     With `-o` their tapes are written to a folder, with `--html` their pages, or the page of the worst to a file.
     """
-    with tempfile.TemporaryDirectory(prefix="memexplore-ranks-") as files:
+    processes = _Processes()
+    with tempfile.TemporaryDirectory(prefix="memexplore-ranks-") as files, interrupted_by_sigterm():
         folder = pathlib.Path(files)
         try:
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
+            with ThreadPoolExecutor(os.cpu_count()) as pool, processes.ending():
 
                 def run_parts(parts: Iterable[Part]) -> list[RankRun]:
-                    return list(pool.map(lambda part: _run(part, options, folder), parts))
+                    return list(pool.map(lambda part: _run(part, options, folder, processes), parts))
 
                 equal: tuple[Equal, ...] = ()
                 if options.stops_equal_ranks:
@@ -89,7 +93,45 @@ def run(options: RunOptions) -> int:
     return min((rank_run.status for rank_run in runs), key=_severity)
 
 
-def _run(part: Part, options: RunOptions, folder: pathlib.Path) -> RankRun:
+class _Processes:
+    """The processes of ranks that run."""
+
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[str]] = set()
+        self._are_ended = False
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """End the processes where the block ends by an interrupt; none is started after it."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            with self._lock:
+                self._are_ended = True
+                for process in self._running:
+                    process.terminate()
+            raise
+
+    def run(self, words: Sequence[str], environment: dict[str, str]) -> tuple[str, str, int]:
+        """Run a command; return its output, its errors and its exit status."""
+        with self._lock:
+            if self._are_ended:
+                return "", "", INTERRUPTED
+            pipe = subprocess.PIPE
+            process = subprocess.Popen(
+                words, stdout=pipe, stderr=pipe, text=True, errors="replace", env=environment, start_new_session=True
+            )
+            self._running.add(process)
+        try:
+            output, errors = process.communicate()
+        finally:
+            with self._lock:
+                self._running.discard(process)
+        return output, errors, process.returncode
+
+
+def _run(part: Part, options: RunOptions, folder: pathlib.Path, processes: _Processes) -> RankRun:
     """Run one rank in a process of its own, which writes its tape and its page to a folder if they are wanted."""
     rank, until = part
     files: list[str] = []
@@ -99,12 +141,12 @@ def _run(part: Part, options: RunOptions, folder: pathlib.Path) -> RankRun:
         files += ["--html", str(_page(folder, rank))]
     words = options.command_of_rank(rank, files)
     environment = {**os.environ, VARIABLE: until.value}
-    ended = subprocess.run(words, capture_output=True, text=True, errors="replace", env=environment)
+    output, errors, status = processes.run(words, environment)
     try:
-        summary = json.loads(ended.stdout)
+        summary = json.loads(output)
     except ValueError:
         summary = None
-    return RankRun(rank, summary, ended.returncode, ended.stderr)
+    return RankRun(rank, summary, status, errors)
 
 
 def _write(runs: Sequence[RankRun], options: RunOptions, folder: pathlib.Path) -> None:

@@ -65,15 +65,18 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
     if len(asked.ranks) > 1:
         return rank_runs.run(asked)
     output = _private_stdout() if asked.prints_json else sys.stdout
+    duplicate = _duplicate(output)
     try:
         result = _result(asked)
     except UsageError:
         raise
     except BaseException as failure:
-        sys.stdout.flush()
+        _flush()
         interpreter.print_traceback(failure)
         return INTERRUPTED if isinstance(failure, KeyboardInterrupt) else ERROR
     _flush()
+    if duplicate is not None and output.closed:
+        output = os.fdopen(duplicate, "w", encoding="utf-8")
     if isinstance(result.error, interpreter.NoModuleError):
         print(f"{sys.executable}: {result.error}", file=sys.stderr)
         return ERROR
@@ -103,8 +106,16 @@ def _result(options: RunOptions) -> Result:
 def _flush() -> None:
     """Write what the program has printed, before the report."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
             stream.flush()
+
+
+def _duplicate(stream: Any) -> int | None:
+    """Return a second descriptor of a stream, which the program may close; None where it has none."""
+    try:
+        return os.dup(stream.fileno())
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def _exit_status(result: Result) -> int:

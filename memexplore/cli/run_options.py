@@ -209,12 +209,17 @@ def run_options(options: argparse.Namespace, arguments: list[str]) -> RunOptions
         knobs=knobs,
         ranks=ranks,
         stops_equal_ranks=options.rank == ALL_RANKS,
-        live=options.live,
+        live=_absolute(options.live) if options.live != NO_FOLDER else NO_FOLDER,
         advises=options.advise,
-        html=options.html,
-        output=options.output,
+        html=_absolute(options.html),
+        output=_absolute(options.output),
         prints_json=options.json,
     )
+
+
+def _absolute(path: pathlib.Path | None) -> pathlib.Path | None:
+    """Return a path of the folder in which the command was given: the program may change it."""
+    return None if path is None else path.absolute()
 
 
 def ranks_of(world: int | None, text: str | None) -> tuple[int, ...]:
@@ -303,6 +308,10 @@ def _check_folder(folder: pathlib.Path) -> None:
     above = next((path for path in (folder, *folder.parents) if path.exists()), folder)
     if not above.is_dir():
         raise UsageError(f"--live: {str(above)!r} is a file; name a folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--live: the folder {str(folder)!r} cannot be made: {error.strerror}") from None
 
 
 def _machine(options: argparse.Namespace, rank: int) -> Machine:

@@ -248,7 +248,8 @@ class MemoryMagics(Magics):
         if running is not None:
             running.contexts.close()
         self._oom.close()
-        self._notebook.turn_off()
+        if (name := self._notebook.turn_off()) is not None:
+            print(f"The virtual {name} is off: %memgpu turns one on again")
 
 
 def _refuse_statement(statement: str) -> None:

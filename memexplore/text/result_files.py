@@ -96,13 +96,32 @@ def write(path: pathlib.Path, writer: Callable[[pathlib.Path], object]) -> tuple
     OSError if there is no place for the result at all.
     """
     try:
-        writer(path)
+        _write_beside(path, writer)
     except OSError as error:
         reason = error.strerror or str(error)
         fallback = pathlib.Path(tempfile.mkdtemp(prefix="memexplore-result-"), path.name)
         writer(fallback)
         return fallback, f"{path} could not be written ({reason}); the result is in {fallback}"
     return path, ""
+
+
+def _write_beside(path: pathlib.Path, writer: Callable[[pathlib.Path], object]) -> None:
+    """Write a file beside a path and give it the path's name when it is whole: a full disk leaves what stood there."""
+    target = pathlib.Path(os.path.realpath(path))
+    if os.path.exists(target) and not target.is_file():
+        writer(path)  # a device or pipe
+        return
+    # The ending stays: it decides what is written.
+    beside = target.with_name(f".{os.getpid()}-{target.name}")
+    try:
+        writer(beside)
+        os.replace(beside, target)
+    except BaseException as error:
+        beside.unlink(missing_ok=True)
+        if isinstance(error, PermissionError):  # the file may be written, and its folder not
+            writer(path)
+            return
+        raise
 
 
 __all__ = ["PAGE", "PARQUET", "TAPE", "Kind", "check", "require_pyarrow", "tape_kind", "write"]

@@ -48,7 +48,7 @@ CHOICES = [
         Knobs(offload="saved tensors on the CPU"),
     ),
     Turn("Mode", "ArrowDown", Knobs(mode="inference"), "inference", Knobs(mode="inference")),
-    Turn("GPU", "ArrowUp", Knobs(gpu="RTX 3060"), "A100 40GB", Knobs(gpu="A100 40GB")),
+    Turn("GPU", "ArrowDown", Knobs(gpu="RTX 5080"), "A100 40GB", Knobs(gpu="A100 40GB")),
     Turn(
         "Max split size",
         "ArrowDown",

@@ -70,6 +70,10 @@ class OneOf:
         return ", ".join(f"`{choice.value}`" for choice in self.examples)
 
 
+_MOST = 2**31 - 1
+"""Largest number of samples, parts, GPUs or pixels."""
+
+
 class Number:
     """A positive integer; None changes nothing unless there is another default.
 
@@ -90,6 +94,8 @@ class Number:
         number = value.__index__() if hasattr(value, "__index__") and not isinstance(value, bool) else 0
         if number < 1:
             raise ValueError(f"{name}={value!r} is not a positive integer; write 1 or more")
+        if number > _MOST:
+            raise ValueError(f"{name}={value!r} is more than a step can have; write at most {_MOST}")
         return int(number)
 
     def text(self, value: Any) -> str:

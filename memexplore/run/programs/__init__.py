@@ -1,7 +1,8 @@
 """Programs: what can be run with knobs, the devices, and the results.
 
 - `step`, `cell`, `script`: what is run with `Knobs`, a training step, a notebook cell and a script (`interpreter` runs
-  it as Python does). `names`: what a cell begins with, the notebook's own variables or a packed copy.
+  it as Python does, `ending` to the end of its process). `names`: what a cell begins with, the notebook's own
+  variables or a packed copy.
 - `packing`: a step, or the names of a cell, as bytes for another process.
 - `limit` ends a run after so many optimizer steps or seconds.
 - `loop`: how knobs act on a cell or a script while it runs. `seen` is what a run as written shows of its loop, `acting`

@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
 
+from memexplore.run.programs.ending import ending_as_process
 from memexplore.text.package import FOLDER
 
 _PACKAGE = str(FOLDER)
@@ -33,7 +34,8 @@ def script(path: pathlib.Path, arguments: list[str]) -> Callable[[], None]:
     def run() -> None:
         with _as_main(str(path), os.path.dirname(os.path.realpath(path)), arguments) as main:
             main.__dict__.update(__file__=filename, __cached__=None)
-            exec(code, main.__dict__)
+            with ending_as_process():
+                exec(code, main.__dict__)
 
     return run
 
@@ -56,7 +58,8 @@ def module(name: str, arguments: list[str]) -> Callable[[], None]:
             )
             if spec.origin is not None:
                 sys.argv[0] = spec.origin
-            exec(code, main.__dict__)
+            with ending_as_process():
+                exec(code, main.__dict__)
 
     return run
 

@@ -1,0 +1,170 @@
+"""End a program as its process would end: its threads come to their end, and its exit handlers run.
+
+memexplore goes on after the program, in the same process. What the program leaves to the end of the process belongs to
+the run all the same, and has the GPU.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import sysconfig
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import thread as pools
+from typing import Any
+from unittest import mock
+
+from memexplore.text.package import FOLDER
+
+_NOT_USERS = (*(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")), str(FOLDER))
+"""Folders of code that is not the program's. What a library registers at exit is left to the end of the process."""
+_FAILED = 1
+
+
+@contextlib.contextmanager
+def ending_as_process() -> Iterator[None]:
+    """Run a program in the block to the end of what its process would do.
+
+    `os._exit` in the main thread raises SystemExit, so that its run is reported. A child that the program has forked
+    and that comes out of the block ends there, with its own exit status. The functions of `os` that replace the process
+    raise RuntimeError.
+    """
+    process, threads, handlers = os.getpid(), set(threading.enumerate()), _ExitHandlers()
+    with handlers.collecting(), _without_other_ends():
+        try:
+            yield
+        except BaseException as error:
+            if os.getpid() != process:
+                _end_child(error)
+            if isinstance(error, Exception | SystemExit):  # others end the run from outside, such as Ctrl-C
+                _end(threads, handlers)
+            raise
+        if os.getpid() != process:
+            _end_child(None)
+        _end(threads, handlers)
+
+
+def _end(threads: set[threading.Thread], handlers: _ExitHandlers) -> None:
+    """Wait for threads that are no daemons, as `threading._shutdown` does, and run the exit handlers, last first."""
+    _end_pools(threads)
+    for thread in threading.enumerate():
+        if thread not in threads and not thread.daemon and thread is not threading.current_thread():
+            thread.join()
+    handlers.run()
+
+
+def _end_pools(threads: set[threading.Thread]) -> None:
+    """End the threads of pools that the program has not shut down, when their work is done.
+
+    As `_python_exit` of concurrent/futures/thread.py, after which there can be other pools here.
+    """
+    workers = [thread for thread in pools._threads_queues if thread not in threads]
+    if not workers:
+        return
+    pools._shutdown = True
+    try:
+        for worker in workers:
+            pools._threads_queues[worker].put(None)
+        for worker in workers:
+            worker.join()
+    finally:
+        pools._shutdown = False
+
+
+def _end_child(error: BaseException | None) -> None:
+    """End a forked child as the interpreter does."""
+    status = 0
+    if isinstance(error, SystemExit):
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if not isinstance(error.code, int | None):
+            print(error.code, file=sys.stderr)
+    elif error is not None:
+        traceback.print_exception(error)
+        status = _FAILED
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    _exit(status)
+
+
+class _ExitHandlers:
+    """What the program registers with `atexit`."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]] = []
+
+    @contextlib.contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Collect the handlers that the program itself registers in the block."""
+        with mock.patch.multiple(atexit, register=self._register, unregister=self._unregister):
+            yield
+
+    def _register(self, function: Callable[..., object], /, *args: Any, **kwargs: Any) -> Callable[..., object]:
+        if sys._getframe(1).f_code.co_filename.startswith(_NOT_USERS):
+            return _register(function, *args, **kwargs)
+        self._calls.append((function, args, kwargs))
+        return function
+
+    def _unregister(self, function: Callable[..., object]) -> None:
+        self._calls = [call for call in self._calls if call[0] != function]
+        _unregister(function)
+
+    def run(self) -> None:
+        """Run the handlers, last first; print the errors that they raise."""
+        while self._calls:
+            function, args, kwargs = self._calls.pop()
+            try:
+                function(*args, **kwargs)
+            except Exception:
+                print(f"Exception ignored in atexit callback: {function!r}", file=sys.stderr)
+                traceback.print_exc()
+
+
+class _Started:
+    process = 0
+    """The process that runs the program, 0 if none does."""
+
+
+_register, _unregister, _exit = atexit.register, atexit.unregister, os._exit
+_REPLACING = {name: getattr(os, name) for name in ("execv", "execve") if hasattr(os, name)}
+"""Functions that replace the process; the others of the family call them."""
+
+
+def _exit_of_program(status: int) -> None:
+    """Stand for `os._exit`. Another thread, a forked child and memexplore itself end the process."""
+    is_own = sys._getframe(1).f_code.co_filename.startswith(str(FOLDER))
+    is_main = threading.current_thread() is threading.main_thread() and os.getpid() == _Started.process
+    if is_main and not is_own:
+        raise SystemExit(status)
+    _exit(status)
+
+
+def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what stands for a function that replaces the process; a forked child may."""
+
+    def refuse(path: Any, *args: Any) -> Any:
+        if os.getpid() != _Started.process:
+            return function(path, *args)
+        raise RuntimeError(
+            f"the program replaces its process by {path}, whose memory would not be reported: run that program under "
+            "memexplore instead"
+        )
+
+    return refuse
+
+
+@contextlib.contextmanager
+def _without_other_ends() -> Iterator[None]:
+    before, _Started.process = _Started.process, os.getpid()
+    replaced = {name: _refusing(function) for name, function in _REPLACING.items()} | {"_exit": _exit_of_program}
+    try:
+        with contextlib.ExitStack() as stack:
+            for name, function in replaced.items():
+                stack.enter_context(mock.patch.object(os, name, function))
+            yield
+    finally:
+        _Started.process = before
