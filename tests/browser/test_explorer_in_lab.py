@@ -64,7 +64,7 @@ CHOICES = [
         Knobs(settings="roundup_power2_divisions:8"),
     ),
     Turn(
-        "Garbage collection threshold",
+        "Collection threshold",
         "ArrowDown",
         Knobs(settings="garbage_collection_threshold:0.5"),
         "80 %",
