@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import pickle
@@ -95,6 +96,34 @@ def test_optimizer_and_micro_batches_of_a_script(path: pathlib.Path) -> None:
     text = text.replace("loss.backward()", "(loss / 2).backward()")
     path.write_text(text.replace("optimizer.step()", "number % 2 and optimizer.step()"))
     assert requests(result) == requests(ran(path, "--loader", "--batch-size", "16"))
+
+
+ONE_STEP = (
+    "With accumulation=2 this script ends after one step, and later ones may need more memory: they begin with the "
+    "optimizer's state. Let the loop make more passes."
+)
+
+
+@pytest.mark.parametrize(("epochs", "notes"), [("1", (ONE_STEP,)), ("2", ())])
+def test_accumulation_that_leaves_one_step_says_so(path: pathlib.Path, epochs: str, notes: tuple[str, ...]) -> None:
+    # An epoch is one batch of 64, hence one step.
+    result = ran(path, "--loader", "--batch-size", "64", "--epochs", epochs, knobs=Knobs(accumulation=2))
+    assert (int(result.tape.step.max()), result.applied.notes) == (int(epochs), notes)
+
+
+def test_a_recorded_script_has_the_notes_of_its_knobs(path: pathlib.Path) -> None:
+    net = path.parent / "net_of_the_script.py"
+    net.write_text(net.read_text().replace("nn.ReLU()", "nn.BatchNorm1d(100), nn.Sigmoid(), nn.ReLU()"))
+    knobs = Knobs(accumulation=2, inplace="on")
+    recorded = Script(path, ("--loader",)).record(knobs, machine_of("T4"), lambda recording: contextlib.nullcontext())
+    assert recorded.error is None
+    # Two batches of 32; the sigmoid keeps its output, which the ReLU would overwrite.
+    assert recorded.tape.meta.notes[-3:] == (
+        "Knobs: inplace on, accumulation 2.",
+        "Batch norm sees one micro-batch at a time: losses and gradients differ from those of the whole batch.",
+        "Left as written: 1 site, such as '3': "
+        "its input is kept for the backward pass of aten::sigmoid at train.py:27.",
+    )
 
 
 def test_what_a_run_changes_is_restored(path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

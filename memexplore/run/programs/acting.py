@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -145,7 +145,17 @@ class Acting:
         changes = changes_of_loop(self._knobs, loop_of(self._knobs, samples))
         in_loop = ApplyReport(tuple(change for change in changes if change.field != "precision"))
         reports = [report.completed() for report in self._reports] if is_complete else self._reports
-        return sum(reports, in_loop).without_pending()
+        notes = self._single_step() if is_complete else ()
+        return sum([*reports, ApplyReport(notes=notes)], in_loop).without_pending()
+
+    def _single_step(self) -> tuple[str, ...]:
+        """Return a note where accumulation leaves a single step, which begins without the optimizer's state."""
+        if self._micro_batches is None or self._micro_batches.has_second_step:
+            return ()
+        return (
+            f"With accumulation={self._plan.micro_batches} {self._plan.program} ends after one step, and later ones "
+            "may need more memory: they begin with the optimizer's state. Let the loop make more passes.",
+        )
 
     # -- models
 
@@ -267,21 +277,3 @@ def acting(plan: Plan, names: Mapping[str, Any]) -> Iterator[Acting]:
     """
     with undone_after(lambda log: Acting(log, plan, names)) as knobs:
         yield knobs
-
-
-@contextlib.contextmanager
-def changing(plan: Plan, program: Callable[[], object], device: torch.device | None) -> Iterator[Callable[[], object]]:
-    """Yield a function that runs a program under the knobs of a plan; without knobs the program itself.
-
-    `device` is a real one, None for a virtual GPU.
-    """
-    if not plan.knobs.changed():
-        yield program
-        return
-    with acting(plan, {}) as knobs:
-
-        def run() -> None:
-            with knobs.running(device or torch.device("cuda")):
-                program()
-
-        yield run

@@ -42,6 +42,8 @@ class MicroBatches:
         """Steps that the program has called."""
         self.steps = 0
         """Those that acted."""
+        self.has_second_step = False
+        """Whether an optimizer has acted twice, so that a step began with the optimizer's state."""
         self._count = count
         self._is_stepping = False
         self._calls: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
@@ -87,6 +89,7 @@ class MicroBatches:
         try:
             if self._acts_next(optimizer):
                 self.steps += 1
+                self.has_second_step |= self._calls.get(optimizer, 0) >= self._count
                 return step(optimizer, *args, **kwargs)
             closure = args[0] if args else kwargs.get("closure")
             if closure is None:

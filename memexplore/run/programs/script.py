@@ -15,10 +15,11 @@ import torch
 
 from memexplore.recorder.recording import Recording, record
 from memexplore.run.knobs.applying.model_state import preserve_random_states
+from memexplore.run.knobs.applying.report import ApplyReport, counted
 from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.machine import DEFAULT_VIRTUAL, Machine, machine_of
 from memexplore.run.programs import interpreter, real_run
-from memexplore.run.programs.acting import CannotActError, Plan, changing
+from memexplore.run.programs.acting import Acting, CannotActError, Plan, acting
 from memexplore.run.programs.cost import measuring
 from memexplore.run.programs.execution import Execution
 from memexplore.run.programs.loop import Loop, ran
@@ -110,23 +111,22 @@ class Script:
         with (
             session.every_file(),
             machine.block(),
-            changing(plan, self._start, machine.recorded_device) as changed,
+            acting(plan, {}) if knobs.changed() else contextlib.nullcontext() as changes,
             record(machine.recorded_device) as recording,
         ):
             # Above are the frames of who calls this.
             recording.end_stacks_at(sys._getframe())
             try:
-                with block(recording):
-                    changed()
+                with block(recording), _running(changes, machine.recorded_device):
+                    self._start()
             except CannotActError:
                 raise
             except BaseException as error:
                 recording.ended_by(error)
                 ended_by = error
+            notes = () if changes is None else tuple(_notes(knobs, changes.report(is_complete=ended_by is None)))
         tape = recording.tape
-        if knobs.changed():
-            tape = tape.replace(meta=tape.meta._replace(notes=(*tape.meta.notes, f"Knobs: {knobs}.")))
-        return Recorded(tape, ended_by)
+        return Recorded(tape.replace(meta=tape.meta._replace(notes=(*tape.meta.notes, *notes))), ended_by)
 
     def _observe(self, machine: Machine) -> Callable[[contextlib.AbstractContextManager[Any]], object]:
         # Also for a real GPU: the run that the user wants is the only one on it.
@@ -154,6 +154,20 @@ class Script:
         except SystemExit as error:
             if error.code:
                 raise RuntimeError(f"the script ended with exit status {error.code}") from error
+
+
+def _running(changes: Acting | None, device: torch.device | None) -> contextlib.AbstractContextManager[None]:
+    """Return the block in which knobs act on a program; `device` is a real one, None for a virtual GPU."""
+    return contextlib.nullcontext() if changes is None else changes.running(device or torch.device("cuda"))
+
+
+def _notes(knobs: Knobs, report: ApplyReport) -> Iterator[str]:
+    """Yield what was changed, and what a reader of the result has to know of it, once each."""
+    yield f"Knobs: {knobs}."
+    yield from dict.fromkeys(report.notes)
+    if report.skipped:
+        site, reason = report.skipped[0]
+        yield f"Left as written: {counted(len(report.skipped), 'site')}, such as {site!r}: {reason}."
 
 
 @contextlib.contextmanager
