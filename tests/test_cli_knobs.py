@@ -26,6 +26,7 @@ def test_knobs_change_the_run_and_are_named(path: pathlib.Path) -> None:
     assert (json.loads(done.stdout)["gpu"], done.stderr) == ("A100 40GB", "trained\n")
     text = memexplore("run", path, "--gpu", "T4", *knobs[:4]).stdout
     assert "Knobs: precision bf16, batch 16." in text
+    assert "Autocast is around the model's calls only. With the loss in autocast too" in text
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,8 @@ def test_knobs_change_the_run_and_are_named(path: pathlib.Path) -> None:
     [
         ("bach=16", "'bach=16' is not a knob with a value; write one such as batch=16, of inplace, checkpoint, "),
         ("precision=fp8", "precision='fp8' is not a setting; write one of as written, off, fp16, bf16, all bf16"),
+        ("lora=head", "Sequential has no layer 'head'; it has: '0', '1', '2'"),
+        ("checkpoint=layers head", "Sequential has no layer 'head'; it has: '0', '1', '2'"),
         ("input_size=8", "input_size cannot be changed: this script makes its own inputs; explore a Step instead"),
         (
             "accumulation=16",

@@ -54,7 +54,7 @@ _NO_AUTOCAST = (
 _SCALER_NEEDED = (
     'fp16 needs torch.amp.GradScaler("{}") for the loss and the optimizer of the loop, or small gradients become zero.'
 )
-_OPTIMIZER_INSIDE = "Make the optimizer inside the block: one made before has a state of another type than the weights."
+_OPTIMIZER_AFTER = "Make the optimizer after the model is in bf16, or its state has another type than the weights."
 
 
 class PrecisionKnob(Knob):
@@ -82,7 +82,7 @@ class PrecisionKnob(Knob):
             notes = (_SCALER_NEEDED.format(device_type),) if value is Precision.FP16 else ()
         if value is Precision.ALL_BF16:
             _cast_to_bf16(log, model)
-            notes = (_OPTIMIZER_INSIDE,)
+            notes = (_OPTIMIZER_AFTER,)
         if self.off(value):
             switch_off(log, model, device_type, *self.off(value))
         return ApplyReport((Change(self.name, self.phrase(value)),), (), notes)

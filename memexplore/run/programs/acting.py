@@ -25,6 +25,7 @@ from memexplore.run.knobs.applying.apply import (
 from memexplore.run.knobs.applying.report import ApplyReport
 from memexplore.run.knobs.applying.undo import UndoLog, undone_after
 from memexplore.run.knobs.knobs import Knobs, conflicts
+from memexplore.run.knobs.precision import CASTS
 from memexplore.run.knobs.update import Update
 from memexplore.run.knobs.zero_grad import ZeroGrad
 from memexplore.run.programs.hooks import (
@@ -47,6 +48,10 @@ class CannotActError(ValueError):
 
 _OF_WEIGHTS = ("frozen", "lora")
 """Fields of `Knobs` that decide which weights an optimizer gets."""
+_LOSS_OUTSIDE = (
+    "Autocast is around the model's calls only. With the loss in autocast too, as PyTorch advises, the loss is "
+    "computed in fp32, which can need more memory."
+)
 
 
 class Plan(NamedTuple):
@@ -145,8 +150,9 @@ class Acting:
         changes = changes_of_loop(self._knobs, loop_of(self._knobs, samples))
         in_loop = ApplyReport(tuple(change for change in changes if change.field != "precision"))
         reports = [report.completed() for report in self._reports] if is_complete else self._reports
-        notes = self._single_step() if is_complete else ()
-        return sum([*reports, ApplyReport(notes=notes)], in_loop).without_pending()
+        notes = [_LOSS_OUTSIDE] if self._knobs.precision in CASTS else []
+        notes += self._single_step() if is_complete else ()
+        return sum([*reports, ApplyReport(notes=tuple(notes))], in_loop).without_pending()
 
     def _single_step(self) -> tuple[str, ...]:
         """Return a note where accumulation leaves a single step, which begins without the optimizer's state."""
@@ -174,7 +180,10 @@ class Acting:
             self.trained += samples or 0
 
     def _change(self, model: nn.Module, knobs: Knobs) -> None:
-        self._reports.append(self._models.enter_context(apply_to_step(knobs, model)))
+        try:
+            self._reports.append(self._models.enter_context(apply_to_step(knobs, model)))
+        except ValueError as error:  # no error of the program, which is where it is raised
+            raise CannotActError(str(error)) from error
 
     def _change_weights(self, model: nn.Module) -> None:
         """Freeze layers and add adapters where the optimizer is made; the model's first call then has the rest."""
