@@ -28,7 +28,7 @@ ENDS: dict[str, tuple[str, int, int]] = {
     "a pool goes on": (
         "from concurrent.futures import ThreadPoolExecutor\nimport time\n"
         "def work():\n    time.sleep(0.2)\n    torch.ones(MIB, device='cuda')\n"
-        "ThreadPoolExecutor().submit(work)",
+        "pool = ThreadPoolExecutor()\npool.submit(work)",
         0,
         4 * MIB,
     ),

@@ -13,8 +13,9 @@ import sys
 import sysconfig
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import thread as pools
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
@@ -33,46 +34,28 @@ def ending_as_process() -> Iterator[None]:
     and that comes out of the block ends there, with its own exit status. The functions of `os` that replace the process
     raise RuntimeError.
     """
-    process, threads, handlers = os.getpid(), set(threading.enumerate()), _ExitHandlers()
-    with handlers.collecting(), _without_other_ends():
+    process, threads, handlers, pools = os.getpid(), set(threading.enumerate()), _ExitHandlers(), _Pools()
+    with handlers.collecting(), pools.collecting(), _without_other_ends():
         try:
             yield
         except BaseException as error:
             if os.getpid() != process:
                 _end_child(error)
             if isinstance(error, Exception | SystemExit):  # others end the run from outside, such as Ctrl-C
-                _end(threads, handlers)
+                _end(threads, pools, handlers)
             raise
         if os.getpid() != process:
             _end_child(None)
-        _end(threads, handlers)
+        _end(threads, pools, handlers)
 
 
-def _end(threads: set[threading.Thread], handlers: _ExitHandlers) -> None:
+def _end(threads: set[threading.Thread], pools: _Pools, handlers: _ExitHandlers) -> None:
     """Wait for threads that are no daemons, as `threading._shutdown` does, and run the exit handlers, last first."""
-    _end_pools(threads)
+    pools.shut_down()
     for thread in threading.enumerate():
         if thread not in threads and not thread.daemon and thread is not threading.current_thread():
             thread.join()
     handlers.run()
-
-
-def _end_pools(threads: set[threading.Thread]) -> None:
-    """End the threads of pools that the program has not shut down, when their work is done.
-
-    As `_python_exit` of concurrent/futures/thread.py, after which there can be other pools here.
-    """
-    workers = [thread for thread in pools._threads_queues if thread not in threads]
-    if not workers:
-        return
-    pools._shutdown = True
-    try:
-        for worker in workers:
-            pools._threads_queues[worker].put(None)
-        for worker in workers:
-            worker.join()
-    finally:
-        pools._shutdown = False
 
 
 def _end_child(error: BaseException | None) -> None:
@@ -89,6 +72,30 @@ def _end_child(error: BaseException | None) -> None:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     _exit(status)
+
+
+class _Pools:
+    """Pools of threads that work for the program. Idle ones wait for ever, until they are shut down."""
+
+    def __init__(self) -> None:
+        self._used: weakref.WeakSet[ThreadPoolExecutor] = weakref.WeakSet()
+
+    @contextlib.contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Collect the pools that get work in the block."""
+        used, submit = self._used, ThreadPoolExecutor.submit
+
+        def noted(pool: ThreadPoolExecutor, /, *args: Any, **kwargs: Any) -> Any:
+            used.add(pool)
+            return submit(pool, *args, **kwargs)
+
+        with mock.patch.object(ThreadPoolExecutor, "submit", noted):
+            yield
+
+    def shut_down(self) -> None:
+        """Wait for the work of the pools, and end their threads."""
+        for pool in list(self._used):
+            pool.shutdown()
 
 
 class _ExitHandlers:
