@@ -39,13 +39,22 @@ SLOW = (
     "tests/jupyter/test_notebooks.py::test_solution_runs",
     "tests/knobs/test_typing.py",
     "tests/live/test_long_runs.py",
+    "tests/programs/test_real_run.py",
+    "tests/programs/test_real_run_cuda.py",
+    "tests/ranks/test_torchrun.py",
     "tests/scripts/",
+    "tests/search/test_advise.py",
     "tests/test_binder.py",
+    "tests/test_cli_ends.py",
+    "tests/test_cli_live_terminal.py",
+    "tests/test_cli_ranks.py",
     "tests/test_documents.py::test_snippets_run",
     "tests/test_site.py",
+    "tests/virtual_gpu/test_kernel_refusals.py::test_calls_that_the_cpu_refuses_are_refused",
+    "tests/virtual_gpu/test_kernel_refusals.py::test_inputs_with_errors_of_the_op_database_are_refused",
 )
-"""Browsers, models of the usual size, fuzzers, other libraries' loops, notebooks, scripts, documents. Also slow are all
-tests that interrupt a program at any line."""
+"""Browsers, models of the usual size, fuzzers, other libraries' loops, many processes, notebooks, scripts, documents.
+Also slow are all tests that interrupt a program at any line."""
 _NOT_SLOW = "not slow"
 TORCH = ("tests/torch_internals/", "tests/virtual_gpu/", "tests/recorder/", "tests/knobs/")
 """Packages that use private names of torch."""
