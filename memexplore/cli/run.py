@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import json
 import os
@@ -14,7 +13,7 @@ from memexplore.cli import live_run, rank_runs, recorded_run
 from memexplore.cli.options import ERROR, FITS, INTERRUPTED, NOT_KNOWN, OOM, UsageError, write_output
 from memexplore.cli.report_text import write_html
 from memexplore.cli.run_options import RunOptions, run_options
-from memexplore.run.programs import interpreter
+from memexplore.run.programs import ending, interpreter
 
 if TYPE_CHECKING:
     from memexplore.out_of_memory.value import PostMortem
@@ -71,10 +70,10 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
     except UsageError:
         raise
     except BaseException as failure:
-        _flush()
-        interpreter.print_traceback(failure)
+        ending.flush()
+        ending.print_traceback(failure)
         return INTERRUPTED if isinstance(failure, KeyboardInterrupt) else ERROR
-    _flush()
+    ending.flush()
     if duplicate is not None and output.closed:
         output = os.fdopen(duplicate, "w", encoding="utf-8")
     if isinstance(result.error, interpreter.NoModuleError):
@@ -103,13 +102,6 @@ def _result(options: RunOptions) -> Result:
     return recorded_run.record(script, options)
 
 
-def _flush() -> None:
-    """Write what the program has printed, before the report."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
-            stream.flush()
-
-
 def _duplicate(stream: Any) -> int | None:
     """Return a second descriptor of a stream, which the program may close; None where it has none."""
     try:
@@ -121,10 +113,10 @@ def _duplicate(stream: Any) -> int | None:
 def _exit_status(result: Result) -> int:
     """Return the exit status of a run, after printing the error that ended the program as the interpreter does."""
     error = result.error
-    if isinstance(error, SystemExit) and (status := interpreter.exit_status(error)):
+    if isinstance(error, SystemExit) and (status := ending.exit_status(error)):
         return status
     if error is not None and not isinstance(error, SystemExit):
-        interpreter.print_traceback(error)
+        ending.print_traceback(error)
     return _STATUSES.get(result.outcome, FITS)
 
 

@@ -112,11 +112,14 @@ _ULTRALYTICS = "total_memory as the start line of Ultralytics prints it, "
 _LLAMA = "total as the start line of llama.cpp prints it, "
 _OOM = "'has a total capacity of' in OutOfMemoryError texts, "
 _LIKE = "estimate: no report from a recent driver found; same as "
+_UNCHECKED = "; entered from memory, not checked against the document"
 _OLDER = "estimate: no report from a recent driver found; that of an older one, "
-_LAPTOP = "NVIDIA GeForce laptop comparison: cores and highest boost clock; tensor rates of the desktop chip"
-_KEPLER = "NVIDIA Tesla K80 board specification, one of its two GPUs"
-_GEFORCE_PASCAL = "NVIDIA GeForce GTX 10 and TITAN specifications"
-_TURING_GEFORCE = "NVIDIA Turing GPU architecture whitepaper; tensor rates with fp32 accumulation"
+_LAPTOP = (
+    "NVIDIA GeForce laptop comparison: cores and highest boost clock; tensor rates of the desktop chip" + _UNCHECKED
+)
+_KEPLER = "NVIDIA Tesla K80 board specification, one of its two GPUs" + _UNCHECKED
+_GEFORCE_PASCAL = "NVIDIA GeForce GTX 10 and TITAN specifications" + _UNCHECKED
+_TURING_GEFORCE = "NVIDIA Turing GPU architecture whitepaper; tensor rates with fp32 accumulation" + _UNCHECKED
 _PASCAL = "NVIDIA Tesla P100 PCIe datasheet"
 _VOLTA = "NVIDIA V100 datasheet, SXM2"
 _TURING = "NVIDIA T4 datasheet"
@@ -238,9 +241,11 @@ _CATALOGUE: tuple[Gpu, ...] = (
          (7, 5), 72, 672, (16.3, None, 130.5, None), _TURING_GEFORCE),
     # GeForce, Ampere
     _gpu("RTX 3050", "NVIDIA GeForce RTX 3050", 7819, _LIKE + "the RTX 3070 of the same size",
-         (8, 6), 20, 224, _tensor(9.1, 9.1, 18.2), "NVIDIA GeForce RTX 3050 specification; tensor rates as of GA102"),
+         (8, 6), 20, 224, _tensor(9.1, 9.1, 18.2), "NVIDIA GeForce RTX 3050 specification; tensor rates as of GA102"
+         + _UNCHECKED),
     _gpu("RTX 3050 6GB", "NVIDIA GeForce RTX 3050", 5803, _LLAMA + "2026",
-         (8, 6), 18, 168, _tensor(6.8, 6.8, 13.5), "NVIDIA GeForce RTX 3050 specification; tensor rates as of GA102"),
+         (8, 6), 18, 168, _tensor(6.8, 6.8, 13.5), "NVIDIA GeForce RTX 3050 specification; tensor rates as of GA102"
+         + _UNCHECKED),
     _gpu("RTX 3060 8GB", "NVIDIA GeForce RTX 3060", 7819, _LIKE + "the RTX 3070 of the same size",
          (8, 6), 28, 240, _tensor(12.7, 12.7, 25.5), _AMPERE),
     _gpu("RTX 3070", "NVIDIA GeForce RTX 3070", 7819, _LLAMA + "2026",

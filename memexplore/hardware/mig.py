@@ -20,7 +20,7 @@ class Slice(NamedTuple):
     """Of the memory slices, and so of the bandwidth of the GPU."""
 
 
-SOURCE = "GPU instance profiles as `nvidia-smi mig -lgip` prints them; torch reports the same sizes"
+SOURCE = "GPU instance profiles as `nvidia-smi mig -lgip` prints them; 71gb of the H200: total_memory in a log of torch"
 
 _EIGHTH, _QUARTER, _HALF = 1 / 8, 1 / 4, 1 / 2
 
@@ -61,7 +61,6 @@ _H100_NVL = {
 }
 _H200 = {
     "1g.18gb": Slice(16, 16, _EIGHTH),
-    "1g.35gb": Slice(32.5, 26, _QUARTER),
     "2g.35gb": Slice(32.5, 32, _QUARTER),
     "3g.71gb": Slice(69.75, 60, _HALF),
     "4g.71gb": Slice(69.75, 64, _HALF),

@@ -42,7 +42,7 @@ def failed_cell(code: str, namespace: dict[str, Any], models: list[torch.nn.Modu
     try:
         program = _compiled(code)
         packed = Cell(code, namespace).packed(_Pickler)
-        assumed = (reason, _RUN_AGAIN, *_assumed(program, names_read(program, namespace)))
+        assumed = (reason, _RUN_AGAIN, *_assumed(program, names_read(code, namespace)))
     except (_CannotRunAgainError, UnsendableCellError) as failure:
         return f"The cell cannot be run again: {failure}."
     except Exception as failure:

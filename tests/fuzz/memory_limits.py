@@ -64,12 +64,15 @@ class _Residual(nn.Module):
 
 
 class _Product(torch.autograd.Function):
+    # Without these two the backward pass, which runs outside of autocast, would multiply tensors of two dtypes.
     @staticmethod
+    @torch.amp.custom_fwd(device_type="cuda")
     def forward(context: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         context.save_for_backward(x, weight)
         return x @ weight
 
     @staticmethod
+    @torch.amp.custom_bwd(device_type="cuda")
     def backward(context: Any, gradient: torch.Tensor) -> Any:
         x, weight = context.saved_tensors
         return gradient @ weight.t(), x.t() @ gradient

@@ -42,10 +42,27 @@ ACCEPTED_ERROR_INPUTS = Counter(
     }
 )
 """Inputs with an error that the virtual GPU takes, by op. Of 690 it refuses all others."""
+ACCEPTED_CALLS = Counter(
+    {
+        # Internal ops, which programs do not call with other dtypes.
+        "_unsafe_masked_index_put_accumulate": 9,
+        "_softmax_backward_data": 7,
+        "_segment_reduce": 6,
+        # The CPU takes other ways: a bias added by addmm for a vector, losses whose result is their input's dtype.
+        "nn.functional.linear": 3,
+        "nn.functional.soft_margin_loss": 2,
+        "nn.functional.huber_loss": 1,
+        # What is not checked: a new op of chunks, a bias of three dimensions, values, a row of targets too many.
+        "nn.functional.linear_cross_entropy": 12,
+        "addmm": 2,
+        "lu_unpack": 1,
+        "index_select": 1,
+        "nn.functional.ctc_loss": 1,
+    }
+)
+"""Calls that the CPU refuses and the virtual GPU takes, by op: 45 of 1 042."""
 SKIPPED = ("linalg", "_refs", "special", "sparse", "jiterator", "masked", "signal", "nn.functional.instance_norm")
 """Ops that are not compared with the CPU: kinds that no model uses, and one whose CPU kernel crashes on such input."""
-MOST_ACCEPTED = 0.055
-"""Share of wrong calls that the virtual GPU takes; in torch 2.13 half of them are of four internal ops."""
 CPU_ONLY = ("not implemented for", "out of bounds", "out of range")
 """Parts of errors of the CPU alone: missing kernels, and values, which a virtual GPU does not know."""
 
@@ -122,7 +139,7 @@ def test_calls_that_the_cpu_refuses_are_refused() -> None:
                     if raised(lambda call=call: call("cuda")) is None:
                         accepted[op.name] += 1
     assert refused > 1000
-    assert accepted.total() < MOST_ACCEPTED * refused, accepted
+    assert accepted - ACCEPTED_CALLS == Counter(), accepted
 
 
 def half(*shape: int) -> torch.Tensor:

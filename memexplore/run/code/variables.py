@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import dis
 from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
@@ -90,27 +89,54 @@ def names_in(program: CodeType) -> Iterator[str]:
             yield from names_in(constant)
 
 
-def names_made(program: CodeType) -> list[str]:
-    """Return the names that the code of a cell assigns before it reads them: what they were is not needed.
+def names_made(source: str) -> list[str]:
+    """Return the names that a cell assigns before it reads them: what they were is not needed.
 
-    >>> names_made(compile("x = y; y = 1", "<cell>", "exec"))
-    ['x']
+    >>> names_made("x = y; y = 1"), names_made("total += 1"), names_made("[i for i in range(3)]; i = 0")
+    (['x'], [], ['i'])
     """
-    first: dict[str, str] = {}
-    for instruction in dis.get_instructions(program):
-        if instruction.opname.endswith(("_NAME", "_GLOBAL")):
-            first.setdefault(instruction.argval, instruction.opname)
-    return [name for name, operation in first.items() if operation.startswith("STORE")]
+    is_read: dict[str, bool] = {}
+    for name, reads in _uses(ast.parse(source)):
+        is_read.setdefault(name, reads)
+    return [name for name, reads in is_read.items() if not reads]
 
 
-def names_read(program: CodeType, namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the names of a notebook that the code of a cell needs, also through functions of the notebook.
+def _uses(node: ast.AST) -> Iterator[tuple[str, bool]]:
+    """Yield each name outside of functions and whether it is read, in the order of evaluation."""
+    match node:
+        case ast.Name():
+            yield node.id, not isinstance(node.ctx, ast.Store)
+        case ast.Import() | ast.ImportFrom():
+            yield from ((alias.asname or alias.name.partition(".")[0], False) for alias in node.names)
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            for part in (*node.decorator_list, *getattr(node, "bases", ())):
+                yield from _uses(part)
+            yield node.name, False
+        case ast.Lambda():
+            yield from _uses(node.args)
+        case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+            uses = [use for child in ast.iter_child_nodes(node) for use in _uses(child)]
+            own = {name for name, reads in uses if not reads}
+            yield from (use for use in uses if use[0] not in own)
+        case ast.AugAssign(target=ast.Name(id=name)):
+            yield name, True
+            yield from _uses(node.value)
+        case _:
+            # What is assigned (`value`, of a loop `iter`) is evaluated before its targets.
+            parts = list(ast.iter_child_nodes(node))
+            first = getattr(node, "iter", getattr(node, "value", None))
+            for part in sorted(parts, key=lambda part: part is not first):
+                yield from _uses(part)
 
-    >>> names_read(compile("x = y", "<cell>", "exec"), {"x": 1, "y": 2, "z": 3})
+
+def names_read(source: str, namespace: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the names of a notebook that a cell needs, also through functions of the notebook.
+
+    >>> names_read("x = y", {"x": 1, "y": 2, "z": 3})
     {'y': 2}
     """
     used: dict[str, Any] = {}
-    waiting = [program]
+    waiting = [compile(source, "<cell>", "exec", dont_inherit=True)]
     while waiting:
         for name in names_in(waiting.pop()):
             if name in used or name not in namespace or hasattr(builtins, name):
@@ -118,5 +144,5 @@ def names_read(program: CodeType, namespace: Mapping[str, Any]) -> dict[str, Any
             value = used[name] = namespace[name]
             if isinstance(value, FunctionType) and value.__globals__ is namespace:
                 waiting.append(value.__code__)
-    made = names_made(program)
+    made = names_made(source)
     return {name: value for name, value in used.items() if name not in made}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from types import CodeType
 from typing import Any
 
 import cloudpickle
@@ -52,17 +51,15 @@ class Cell:
     loop: Loop = dataclasses.field(init=False, repr=False)
     """What runs as written have shown of the training loop. `loop.watching()` is a block for such a run by others."""
     _names: NotebookNames | PackedNames = dataclasses.field(init=False, repr=False)
-    _program: CodeType = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self, names: dict[str, Any] | NotebookNames | PackedNames) -> None:
         try:
-            program = compile(self.code, self.filename, "exec", dont_inherit=True)
+            compile(self.code, self.filename, "exec", dont_inherit=True)
         except SyntaxError as error:
             if "await" in self.code and "outside" in str(error):
                 raise ValueError("a cell that awaits cannot be run again: take the await out of it") from None
             raise
         object.__setattr__(self, "_names", NotebookNames(names) if isinstance(names, dict) else names)
-        object.__setattr__(self, "_program", program)
         object.__setattr__(self, "loop", Loop("this cell", lambda seen: self.assigned()))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -73,7 +70,7 @@ class Cell:
 
         Raises `UnsendableCellError` with the reason where a name cannot be copied.
         """
-        return cloudpickle.dumps(Cell(self.code, self._names.packed(self._program, pickler), self.filename))
+        return cloudpickle.dumps(Cell(self.code, self._names.packed(self.code, pickler), self.filename))
 
     @property
     def may_be_endless(self) -> bool:

@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import os
 import sys
-import sysconfig
 import threading
 import traceback
 import weakref
@@ -19,11 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
+from memexplore.analysis.tables import is_users
 from memexplore.text.package import FOLDER
-
-_NOT_USERS = (*(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")), str(FOLDER))
-"""Folders of code that is not the program's. What a library registers at exit is left to the end of the process."""
-_FAILED = 1
 
 
 @contextlib.contextmanager
@@ -35,7 +31,7 @@ def ending_as_process() -> Iterator[None]:
     raise RuntimeError.
     """
     process, threads, handlers, pools = os.getpid(), set(threading.enumerate()), _ExitHandlers(), _Pools()
-    with handlers.collecting(), pools.collecting(), _without_other_ends():
+    with handlers.collecting(), pools.collecting(), _without_other_ends(process):
         try:
             yield
         except BaseException as error:
@@ -62,16 +58,42 @@ def _end_child(error: BaseException | None) -> None:
     """End a forked child as the interpreter does."""
     status = 0
     if isinstance(error, SystemExit):
-        status = error.code if isinstance(error.code, int) else int(error.code is not None)
-        if not isinstance(error.code, int | None):
-            print(error.code, file=sys.stderr)
+        status = exit_status(error)
     elif error is not None:
-        traceback.print_exception(error)
-        status = _FAILED
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
+        print_traceback(error)
+        status = 1
+    flush()
     _exit(status)
+
+
+def exit_status(error: SystemExit) -> int:
+    """Return the exit status of `sys.exit`, after printing its message as the interpreter does."""
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def print_traceback(error: BaseException) -> None:
+    """Print an exception with its causes like the interpreter, without the frames of this package."""
+    root = traceback.TracebackException.from_exception(error)
+    seen: set[int] = set()
+    waiting: list[traceback.TracebackException | None] = [root]
+    while waiting:
+        link = waiting.pop()
+        if link is None or id(link) in seen:
+            continue
+        seen.add(id(link))
+        link.stack[:] = [frame for frame in link.stack if not frame.filename.startswith(str(FOLDER) + os.sep)]
+        waiting += [link.__cause__, link.__context__, *(getattr(link, "exceptions", None) or ())]
+    print("".join(root.format()), end="", file=sys.stderr)
+
+
+def flush() -> None:
+    """Write what the program has printed."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
+            stream.flush()
 
 
 class _Pools:
@@ -99,7 +121,7 @@ class _Pools:
 
 
 class _ExitHandlers:
-    """What the program registers with `atexit`."""
+    """What the program registers with `atexit`; what a library registers is left to the end of the process."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]] = []
@@ -111,7 +133,7 @@ class _ExitHandlers:
             yield
 
     def _register(self, function: Callable[..., object], /, *args: Any, **kwargs: Any) -> Callable[..., object]:
-        if sys._getframe(1).f_code.co_filename.startswith(_NOT_USERS):
+        if not is_users(sys._getframe(1).f_code.co_filename):
             return _register(function, *args, **kwargs)
         self._calls.append((function, args, kwargs))
         return function
@@ -131,47 +153,34 @@ class _ExitHandlers:
                 traceback.print_exc()
 
 
-class _Started:
-    process = 0
-    """The process that runs the program, 0 if none does."""
-
-
 _register, _unregister, _exit = atexit.register, atexit.unregister, os._exit
 _REPLACING = {name: getattr(os, name) for name in ("execv", "execve") if hasattr(os, name)}
 """Functions that replace the process; the others of the family call them."""
 
 
-def _exit_of_program(status: int) -> None:
-    """Stand for `os._exit`. Another thread, a forked child and memexplore itself end the process."""
-    is_own = sys._getframe(1).f_code.co_filename.startswith(str(FOLDER))
-    is_main = threading.current_thread() is threading.main_thread() and os.getpid() == _Started.process
-    if is_main and not is_own:
-        raise SystemExit(status)
-    _exit(status)
-
-
-def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands for a function that replaces the process; a forked child may."""
-
-    def refuse(path: Any, *args: Any) -> Any:
-        if os.getpid() != _Started.process:
-            return function(path, *args)
-        raise RuntimeError(
-            f"the program replaces its process by {path}, whose memory would not be reported: run that program under "
-            "memexplore instead"
-        )
-
-    return refuse
-
-
 @contextlib.contextmanager
-def _without_other_ends() -> Iterator[None]:
-    before, _Started.process = _Started.process, os.getpid()
-    replaced = {name: _refusing(function) for name, function in _REPLACING.items()} | {"_exit": _exit_of_program}
-    try:
-        with contextlib.ExitStack() as stack:
-            for name, function in replaced.items():
-                stack.enter_context(mock.patch.object(os, name, function))
-            yield
-    finally:
-        _Started.process = before
+def _without_other_ends(program: int) -> Iterator[None]:
+    """End the process of a program by no other way in the block. Forked children, and memexplore itself, may."""
+
+    def exit_of_program(status: int) -> None:
+        is_main = threading.current_thread() is threading.main_thread() and os.getpid() == program
+        if is_main and not sys._getframe(1).f_code.co_filename.startswith(str(FOLDER)):
+            raise SystemExit(status)
+        _exit(status)
+
+    def refusing(function: Callable[..., Any]) -> Callable[..., Any]:
+        def refuse(path: Any, *args: Any) -> Any:
+            if os.getpid() != program:
+                return function(path, *args)
+            raise RuntimeError(
+                f"the program replaces its process by {path}, whose memory would not be reported: run that program "
+                "under memexplore instead"
+            )
+
+        return refuse
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(os, "_exit", exit_of_program))
+        for name, function in _REPLACING.items():
+            stack.enter_context(mock.patch.object(os, name, refusing(function)))
+        yield

@@ -1,4 +1,4 @@
-"""Run a program like `python SCRIPT ARGUMENTS` or `python -m MODULE ARGUMENTS`, and print its exceptions likewise."""
+"""Run a program like `python SCRIPT ARGUMENTS` or `python -m MODULE ARGUMENTS`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ import importlib.util
 import os
 import pathlib
 import sys
-import traceback
 import types
 from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
 
 from memexplore.run.programs.ending import ending_as_process
-from memexplore.text.package import FOLDER
-
-_PACKAGE = str(FOLDER)
 
 
 class NoModuleError(Exception):
@@ -116,26 +112,3 @@ def _spec_and_code(name: str) -> tuple[ModuleSpec, types.CodeType]:
     if code is None:
         raise NoModuleError(f"No code object available for {name}")
     return spec, code
-
-
-def exit_status(error: SystemExit) -> int:
-    """Return the exit status of `sys.exit`, after printing its message as the interpreter does."""
-    if error.code is None or isinstance(error.code, int):
-        return error.code or 0
-    print(error.code, file=sys.stderr)
-    return 1
-
-
-def print_traceback(error: BaseException) -> None:
-    """Print an exception with its causes like the interpreter, without the frames of this package."""
-    root = traceback.TracebackException.from_exception(error)
-    seen: set[int] = set()
-    waiting: list[traceback.TracebackException | None] = [root]
-    while waiting:
-        link = waiting.pop()
-        if link is None or id(link) in seen:
-            continue
-        seen.add(id(link))
-        link.stack[:] = [frame for frame in link.stack if not frame.filename.startswith(_PACKAGE + os.sep)]
-        waiting += [link.__cause__, link.__context__, *(getattr(link, "exceptions", None) or ())]
-    print("".join(root.format()), end="", file=sys.stderr)

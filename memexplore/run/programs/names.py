@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import pickle
 from collections.abc import Iterator
-from types import CodeType
 from typing import Any, ClassVar
 
 import torch
@@ -127,9 +126,9 @@ class NotebookNames:
         """Return the bytes of models, gradients, optimizer states and tensors on a real GPU."""
         return bytes_on(device, self._tensors())
 
-    def packed(self, program: CodeType, pickler: type[CellPickler]) -> PackedNames:
-        """Return a copy of the names that the code of a cell reads. Raises `UnsendableCellError`."""
-        return PackedNames(pack_names(program, self._namespace, pickler))
+    def packed(self, source: str, pickler: type[CellPickler]) -> PackedNames:
+        """Return a copy of the names that a cell reads. Raises `UnsendableCellError`."""
+        return PackedNames(pack_names(source, self._namespace, pickler))
 
     def _preserve_values(self) -> contextlib.AbstractContextManager[None]:
         tables = map(vars, self._schedulers_and_scalers)
@@ -200,7 +199,7 @@ class PackedNames:
         """Return 0: nothing is on a real GPU."""
         return 0
 
-    def packed(self, program: CodeType, pickler: type[CellPickler]) -> PackedNames:
+    def packed(self, source: str, pickler: type[CellPickler]) -> PackedNames:
         """Return the names themselves."""
         return self
 

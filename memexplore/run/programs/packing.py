@@ -223,16 +223,16 @@ def _joined(anchor: types.FunctionType, names: dict[str, Any], made: list[str]) 
     return joined
 
 
-def pack_names(program: types.CodeType, namespace: dict[str, Any], pickler: type[CellPickler]) -> bytes:
-    """Return the names that the code of a cell reads as bytes. They are unpickled while a virtual GPU is on.
+def pack_names(source: str, namespace: dict[str, Any], pickler: type[CellPickler]) -> bytes:
+    """Return the names that a cell reads as bytes. They are unpickled while a virtual GPU is on.
 
     Raises UnsendableCellError with the name that cannot be copied.
     """
-    names = names_read(program, namespace)
+    names = names_read(source, namespace)
     # Functions of one dictionary have one dictionary again.
     anchor = types.FunctionType((lambda: None).__code__, namespace)
     try:
-        return _dumped(_Names(anchor, names, names_made(program)), pickler)
+        return _dumped(_Names(anchor, names, names_made(source)), pickler)
     except UnsendableCellError:
         raise
     except Exception as error:

@@ -49,9 +49,9 @@ def _shape(tensor: torch.Tensor) -> list[int]:
     return list(tensor.shape)
 
 
-def _refuse_if(is_wrong: bool, text: str, error: type[Exception] = RuntimeError) -> None:
+def _refuse_if(is_wrong: bool, text: str) -> None:
     if is_wrong:
-        raise error(text)
+        raise RuntimeError(text)
 
 
 def _refuse_other_dtype(expected: torch.Tensor, *tensors: torch.Tensor | None) -> None:
@@ -140,21 +140,21 @@ def convolution(input: Any, weight: Any, bias: Any, *rest: Any, **_: Any) -> Non
     _refuse_if(_shape(bias) != [channels], f"{size}, {expected}, but got bias of size {_shape(bias)} instead")
 
 
-@rule(Kind.REFUSAL, "layer_norm.h", _aten.native_layer_norm.default, _aten._fused_rms_norm.default)
+@rule(Kind.REFUSAL, "layer_norm.h", _aten.native_layer_norm.default)
 def layer_norm(input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, *_: Any) -> None:
     """_check_layer_norm_inputs; CUDA's kernel reads all in the dtype of the input."""
     shape = list(normalized_shape)
     text = "Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element, but got "
     _refuse_if(not shape, f"{text}normalized_shape = {shape}")
     for name, tensor in (("weight", weight), ("bias", bias)):
-        if isinstance(tensor, torch.Tensor) and _shape(tensor) != shape:
+        if tensor is not None and _shape(tensor) != shape:
             text = f"Expected {name} to be of same shape as normalized_shape, but got {name} of shape "
             raise RuntimeError(f"{text}{_shape(tensor)} and normalized_shape = {shape}")
     if _shape(input)[-len(shape) :] != shape:
         wanted = ", ".join(map(str, ("*", *shape)))
         text = f"Given normalized_shape={shape}, expected input with shape [{wanted}], but got input of size"
         raise RuntimeError(f"{text}{_shape(input)}")
-    _refuse_other_dtype(input, *(tensor for tensor in (weight, bias) if isinstance(tensor, torch.Tensor)))
+    _refuse_other_dtype(input, weight, bias)
 
 
 @rule(Kind.REFUSAL, "cuda/group_norm_kernel.cu", _aten.native_group_norm.default)
@@ -334,9 +334,6 @@ def _indexed_shape(self: torch.Tensor, indices: Any) -> list[int] | None:
 
 
 def _can_expand(shape: list[int], target: list[int]) -> bool:
-    """Return whether a shape can be expanded to another; index_put drops leading dimensions of size 1."""
-    while len(shape) > len(target) and shape[0] == 1:
-        shape = shape[1:]
     pairs = zip(reversed(shape), reversed(target), strict=False)
     return len(shape) <= len(target) and all(size in (1, wanted) for size, wanted in pairs)
 
@@ -363,11 +360,9 @@ def _refuse_index(name: str, index: Any, source: Any, self: Any, dim: int) -> No
         f"{name}(): Number of indices ({index.numel()}) should be equal to source.size(dim): ({count}), for dim: {dim}"
     )
     _refuse_if(index.numel() != count, text)
-    if not self.dim() or not source.dim():
-        return
-    others = [_without(tensor, dim) for tensor in (self, source)]
+    is_same = self.dim() == source.dim() and _without(self, dim) == _without(source, dim)
     text = "source tensor shape must match self tensor shape, excluding the specified dimension. "
-    _refuse_if(others[0] != others[1], f"{text}Got self.shape = {_shape(self)} source.shape = {_shape(source)}")
+    _refuse_if(not is_same, f"{text}Got self.shape = {_shape(self)} source.shape = {_shape(source)}")
 
 
 def _without(tensor: torch.Tensor, dim: int) -> list[int]:
@@ -380,20 +375,19 @@ def _without(tensor: torch.Tensor, dim: int) -> list[int]:
 @rule(Kind.REFUSAL, "TensorAdvancedIndexing.cpp", _aten.index_copy.default, _aten.index_copy_.default)
 def index_copy(self: Any, dim: int, index: Any, source: Any) -> None:
     """TORCH_PRECOMPUTE_META_FUNC(index_copy)."""
-    text = f"index_copy_(): Expected a long tensor for index, but got {_name(index)}"
-    _refuse_if(index.dtype is not torch.int64, text)
-    names = f"(self) {_name(self)} and (source) {_name(source)}"
-    text = f"index_copy_(): self and source expected to have the same dtype, but got {names}"
-    _refuse_if(self.dtype is not source.dtype, text)
+    _refuse_copy("index_copy_()", index, self, source, f"(self) {_name(self)} and (source) {_name(source)}")
 
 
 @rule(Kind.REFUSAL, "TensorAdvancedIndexing.cpp", _aten.put.default, _aten.put_.default)
 def put(self: Any, index: Any, source: Any, *_: Any) -> None:
     """put_."""
-    text = f"put_(): Expected a long tensor for index, but got {_name(index)}"
+    _refuse_copy("put_()", index, self, source, f"self.dtype = {_name(self)} and source.dtype = {_name(source)}")
+
+
+def _refuse_copy(name: str, index: Any, self: Any, source: Any, dtypes: str) -> None:
+    text = f"{name}: Expected a long tensor for index, but got {_name(index)}"
     _refuse_if(index.dtype is not torch.int64, text)
-    names = f"self.dtype = {_name(self)} and source.dtype = {_name(source)}"
-    text = f"put_(): self and source expected to have the same dtype, but got {names}"
+    text = f"{name}: self and source expected to have the same dtype, but got {dtypes}"
     _refuse_if(self.dtype is not source.dtype, text)
 
 

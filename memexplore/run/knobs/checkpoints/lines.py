@@ -12,13 +12,13 @@ import functools
 import inspect
 import itertools
 from collections.abc import Iterator
-from types import CodeType
 from typing import NamedTuple
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
 
+from memexplore.run.code.variables import names_in
 from memexplore.run.knobs.checkpoints import norms
 from memexplore.run.knobs.checkpoints.block_names import blocks_expression
 from memexplore.run.knobs.checkpoints.blocks import has_weights
@@ -345,17 +345,9 @@ def _checkpoint_names(kind: type) -> Iterator[tuple[str, str]]:
         for function in vars(owner).values():
             if not inspect.isfunction(function):
                 continue
-            names, variables = set(_names_in(function.__code__)), function.__globals__
+            names, variables = set(names_in(function.__code__)), function.__globals__
             names_of_checkpoint = (name for name in names if variables.get(name) is torch_checkpoint.checkpoint)
             yield from ((variables["__name__"], name) for name in names_of_checkpoint)
             packages = (torch, torch.utils, torch_checkpoint)
             if "checkpoint" in names and any(variables.get(name) is package for name in names for package in packages):
                 yield torch_checkpoint.__name__, "checkpoint"
-
-
-def _names_in(code: CodeType) -> Iterator[str]:
-    """Yield all names of variables and attributes in code, those of inner functions included."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names_in(constant)
