@@ -183,7 +183,7 @@ def test_generated_code_uses_no_other_private_names_of_torch():
         "from torch._C import _current_autograd_node",
         "version = tensor._version",
         "key = storage(tensor)._cdata",
-        "flag = getattr(tensor, '_is_param', False)",
+        "flag = getattr(tensor, '_python_dispatch', False)",
         "class A:\n    def f(self):\n        return self._version",
     ],
 )

@@ -15,6 +15,7 @@ import torch
 
 from memexplore.live.store import Call
 from memexplore.run.knobs.applying.forward import device_of
+from memexplore.virtual_gpu.tensors.tensor import is_virtual
 
 _T = TypeVar("_T")
 _SECONDS = 0.2
@@ -145,8 +146,8 @@ def template(value: Any, depth: int = _DEPTH) -> Any:
     """
     if isinstance(value, torch.Tensor):
         # Copied by numpy, so that a recording of the CPU does not see the copy.
-        plain = type(value) is torch.Tensor and value.device.type == "cpu" and value.layout is torch.strided
-        keeps = plain and value.nbytes <= _MOST_BYTES and value.dtype in _OF_NUMPY
+        plain = type(value) is torch.Tensor and not is_virtual(value) and value.layout is torch.strided
+        keeps = plain and value.device.type == "cpu" and value.nbytes <= _MOST_BYTES and value.dtype in _OF_NUMPY
         values = np.array(value.detach().numpy()) if keeps else None
         return TensorLike(tuple(value.shape), value.dtype, value.device.type, value.requires_grad, values)
     if isinstance(value, _PLAIN):

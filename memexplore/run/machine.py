@@ -23,8 +23,8 @@ from memexplore.text.units import size_text
 from memexplore.torch_internals.tensors import storage_key
 from memexplore.virtual_gpu.device import VirtualGpu, active, release_of, turned_on
 from memexplore.virtual_gpu.distributed.ranks import of_group
-from memexplore.virtual_gpu.patches.device_names import is_virtual
 from memexplore.virtual_gpu.patches.install import Patched
+from memexplore.virtual_gpu.tensors.tensor import is_virtual
 from memexplore.virtual_gpu.values.setting import Values
 
 CUDA, CPU = "cuda", "cpu"

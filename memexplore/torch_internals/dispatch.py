@@ -22,13 +22,6 @@ def _relu() -> Any:
     return torch.ops.aten.relu.default
 
 
-def _with_fake_device(tensor: Any) -> Any:
-    """A fake tensor of torch 2.11 or 2.12 with the attribute of later releases."""
-    if hasattr(tensor, "fake_device"):
-        tensor.__dict__.setdefault(FAKE_DEVICE, tensor.fake_device)
-    return tensor
-
-
 # --- trees of arguments ---------------------------------------------------------------------------------------------
 
 if TYPE_CHECKING:
@@ -74,6 +67,11 @@ DisableTorchFunction: Callable[[], Any] = look_up(
     "metadata of a tensor, whatever its class overrides; DisableTorchFunctionSubclass leaves modes on",
     NO_RECORDING,
 )
+disabled_torch_dispatch: Any = look_up(
+    "torch._C._disabled_torch_dispatch_impl",
+    "what C++ recognises by identity as no `__torch_dispatch__`, in classes of real tensors",
+    NO_VIRTUAL_GPU,
+)
 disabled_torch_function: Any = look_up(
     "torch._C._disabled_torch_function_impl",
     "whether a tensor class has a `__torch_function__` of its own",
@@ -92,7 +90,7 @@ if TYPE_CHECKING:
         UnsupportedOperatorException,
     )
 else:
-    FakeTensor = look_up("torch._subclasses.fake_tensor.FakeTensor", "base class of virtual tensors", NO_VIRTUAL_GPU)
+    FakeTensor = look_up("torch._subclasses.fake_tensor.FakeTensor", "what fake kernels get", NO_VIRTUAL_GPU)
     FakeTensorMode = look_up(
         "torch._subclasses.fake_tensor.FakeTensorMode",
         "shapes and types of results without computing them",
@@ -118,14 +116,6 @@ else:
         "an operator without a fake kernel",
         NO_VIRTUAL_GPU,
     )
-FAKE_DEVICE = "_fake_device"
-fake_device_of: Callable[[Any], torch.device] = attribute_of(
-    "torch._subclasses.fake_tensor.FakeTensor",
-    FAKE_DEVICE,
-    lambda: _with_fake_device(FakeTensorMode().from_tensor(torch.ones(1))),
-    "device that fake kernels see; virtual tensors set it themselves: it had no underscore before torch 2.13",
-    NO_VIRTUAL_GPU,
-)
 fake_dispatch: Callable[..., Any] = look_up(
     "torch._subclasses.fake_tensor.FakeTensorMode._dispatch_impl",
     "the fake kernels, without the cache and the checks of `dispatch`",

@@ -32,11 +32,6 @@ WRAP_TENSOR = _op(
     "puts the output of a collective into an AsyncCollectiveTensor; its rule for fake tensors makes a copy",
     "the output of a functional collective is requested twice",
 )
-SHARDED_PARAMETER: Any = look_up(
-    "torch.distributed.fsdp._fully_shard._fsdp_param",
-    "asks by `type(...) is torch.Tensor` whether a shard that was padded is padded still",
-    "FSDP2 on a virtual GPU requests uneven shards once more than on a real one",
-)
 PROPAGATE = replaceable(
     "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached",
     "computes the shape of a result in a fake mode of its own",

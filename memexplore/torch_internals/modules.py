@@ -148,10 +148,6 @@ DEFAULT_DEVICE_TYPE = replaceable(
     "torch looks up the accelerator once in a process",
     "checkpoints on a virtual GPU after one on the CPU",
 )
-FOREACH_TYPES = tuple(
-    replaceable(f"{module}._foreach_supported_types", "foreach optimizers accept exactly these types", NO_VIRTUAL_GPU)
-    for module in ("torch.optim.optimizer", "torch.utils._foreach_utils")
-)
 GROUP_TENSORS = replaceable(
     "torch._C._group_tensors_by_device_and_dtype",
     "foreach optimizers and gradient clipping group virtual tensors under `cuda`",

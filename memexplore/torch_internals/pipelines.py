@@ -23,26 +23,6 @@ TABLE.append(
         lambda: not hasattr(stages.PipelineStage, VOTE.name) or hasattr(stages, "InferenceMode"),
     )
 )
-FAKE_TENSOR = Attribute(stages, "FakeTensor")
-"""The class whose parameters `Pipe.build_stage` does not move to the GPU."""
-TABLE.append(
-    Internal(
-        "torch.distributed.pipelining.stage.FakeTensor",
-        "tells a stage not to move itself to the GPU",
-        "`Pipe.build_stage` of a model that was built on a virtual GPU",
-        lambda: not hasattr(stages, FAKE_TENSOR.name) or isinstance(FAKE_TENSOR.value, type),
-    )
-)
-IS_FAKE_TENSOR = Attribute(stages, "is_fake_tensor")
-"""The function that torch 2.15 asks instead."""
-TABLE.append(
-    Internal(
-        "torch.distributed.pipelining.stage.is_fake_tensor",
-        "tells a stage not to move itself to the GPU",
-        "`Pipe.build_stage` of a model that was built on a virtual GPU",
-        lambda: hasattr(stages, IS_FAKE_TENSOR.name) or hasattr(stages, FAKE_TENSOR.name),
-    )
-)
 
 
 def has_own_shapes(stage: Any) -> bool:

@@ -101,13 +101,6 @@ forward_gradients_enabled: Callable[[], bool] = look_up(
     NO_RECORDING,
     probe=lambda enabled: isinstance(enabled(), bool),
 )
-PARAMETER_MARK = attribute_names(
-    "torch.nn.Parameter",
-    "_is_param",
-    lambda: nn.Parameter(torch.ones(1).as_subclass(type("Subclass", (torch.Tensor,), {}))),
-    "marks a parameter of a tensor subclass, which `isinstance` alone does not recognise",
-    "parameters of a virtual GPU would be taken for plain tensors",
-)[0]
 TENSOR_HOOKS = attribute_names(
     "torch.Tensor",
     "_backward_hooks _post_accumulate_grad_hooks",
@@ -137,9 +130,6 @@ def without_functorch(tensor: Any) -> Any:
     return tensor
 
 
-nested_int: Callable[[int, Any], Any] = look_up(
-    "torch._C._get_nested_int", "the symbol for the lengths of a nested tensor", "nested tensors on a virtual GPU"
-)
 MAKE_WRAPPER = replaceable(
     "torch.Tensor._make_wrapper_subclass", "wrappers on the virtual GPU have the device meta in C++", NO_VIRTUAL_GPU
 )
@@ -151,6 +141,20 @@ def raw_device_of(tensor: torch.Tensor) -> torch.device:
     return _device.__get__(tensor)
 
 
+_is_cpu: Any = look_up("torch._C.TensorBase.is_cpu", "whether a tensor's device in C++ is the CPU", NO_VIRTUAL_GPU)
+
+
+def raw_is_cpu(tensor: torch.Tensor) -> bool:
+    """Return whether the device of a tensor in C++ is the CPU."""
+    return _is_cpu.__get__(tensor)  # type: ignore[no-any-return]
+
+
+has_python_key = attribute_of(
+    "torch.Tensor", "_python_dispatch", _tensor, "whether C++ sends the ops of a tensor to Python", NO_VIRTUAL_GPU
+)
+REDUCE = replaceable(
+    "torch.Tensor._reduce_ex_internal", "pickles the contents of a tensor; torch pickles its class", NO_VIRTUAL_GPU
+)
 set_conj: Callable[[torch.Tensor, bool], None] = look_up(
     "torch._C._set_conj", "a view that is conjugated", "complex tensors on a virtual GPU"
 )

@@ -1,8 +1,8 @@
-"""Run CUDA code on fake tensors, whose memory requests the allocator model serves: the virtual GPU.
+"""Run CUDA code on tensors without values, whose memory requests the allocator model serves: the virtual GPU.
 
 - `device.py`: `VirtualGpu`, one GPU of the catalogue under one torch release, and how it is turned on and off.
 - `values/`: what is known of the values of virtual tensors, and the numbers that stand for all others.
-- `tensors/`: `VirtualTensor`, a tensor with a shape and a storage without values.
+- `tensors/`: the virtual tensor, a `torch.Tensor` with a shape and a storage without values.
 - `kernels/`: the memory that each op of a CUDA build allocates; one table of rules with their sources in PyTorch.
 - `dispatch/`: the dispatch mode that runs each op, the plans that it caches, and the requests to the allocator.
 - `files/`: files that a program writes, which never replace the user's; safetensors.

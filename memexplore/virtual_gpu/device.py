@@ -33,6 +33,7 @@ from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces, cublas_s
 from memexplore.virtual_gpu.patches import (
     autocast,
     cuda_objects,
+    indexing,
     install,
     modes,
     processes,
@@ -49,7 +50,7 @@ from memexplore.virtual_gpu.patches.compile import EagerCompile
 from memexplore.virtual_gpu.patches.device_names import DeviceRenaming
 from memexplore.virtual_gpu.patches.install import Call, Insert, Keep, Patch, Patched, Replace
 from memexplore.virtual_gpu.patches.module_moves import ModuleMoves
-from memexplore.virtual_gpu.tensors import local_device, tensor
+from memexplore.virtual_gpu.tensors import fake_tensors, local_device, methods, tensor
 from memexplore.virtual_gpu.tensors.live_storages import live_storages
 from memexplore.virtual_gpu.values import known_values, notes, reading
 from memexplore.virtual_gpu.values.setting import Values
@@ -119,7 +120,7 @@ class VirtualGpu:
     ) -> None:
         check.warn_if_untested()
         # torch's fake mode imports much of torch, which must not see anything patched.
-        tensor.fake_mode()
+        fake_tensors.fake_mode()
         self.gpu = gpu = gpu.for_release(release)
         self.release = release
         self.settings = settings
@@ -181,7 +182,7 @@ class VirtualGpu:
         release, moves = release_of(self.release), self._module_moves
         launched = {} if self.rank is None else ranks.variables(self.rank)
         compiling = EagerCompile()
-        renaming = DeviceRenaming(moves.set_data, moves.contents.handlers())
+        renaming = DeviceRenaming(moves.set_data, {**indexing.handlers(release), **moves.contents.handlers()})
         build = cuda_build.Build(release, self.gpu.compute_capability, self.gpu.multiprocessors)
         state = tensor.DeviceState
         return [
@@ -190,7 +191,6 @@ class VirtualGpu:
             Keep(torch.get_rng_state, torch.set_rng_state),
             *modes.kept(),
             Replace(state, "calls", type(state.calls)()),
-            Replace(state, "in_fake_kernel", 0),
             Call(compiling.start, compiling.stop),
             # Undone after everything that is below: the tensors of modules are exchanged on an unpatched torch.
             Call(unmake=moves.restore),
@@ -204,7 +204,10 @@ class VirtualGpu:
             Replace(reading, "on_read", _wait_for_current_stream),
             Replace(cuda_build, "_current", build),
             Replace(sys.modules[__name__], "_active", self),
+            # Before and after the name is set, which says that a virtual GPU needs them.
+            Call(unmake=methods.take_off_unless_needed),
             Replace(state, "gpu_name", self.gpu.name),
+            Call(methods.put_on),
             ranks.SetVariables(launched),
             Replace(state, "cuda", local_device.from_environment(launched)),
             Replace(state, "ranks", 1),
@@ -215,7 +218,6 @@ class VirtualGpu:
             *wrappers.rows(),
             *user_classes.rows(),
             *moves.lazy.rows(moves.exchange),
-            *table.rows_of_release(release),
             *truncated_normal.patches(release),
             *threads.Threads(self.mode, renaming).patches(),
             *processes.patches(),

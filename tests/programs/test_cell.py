@@ -19,7 +19,7 @@ from memexplore.run.programs.out_of_memory import fits
 from memexplore.run.programs.packing import UnsendableCellError
 from memexplore.run.run import Run, completed, run
 from memexplore.tape import Action, Category, Ending, Source
-from memexplore.virtual_gpu.patches.device_names import is_virtual
+from memexplore.virtual_gpu.tensors.tensor import is_virtual
 
 NAMES = {"torch": torch}
 # A block of 512 bytes holds 128 floats.

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 import memexplore as mx
 from memexplore.run.programs.step import Step
-from memexplore.virtual_gpu.patches.device_names import is_virtual
+from memexplore.virtual_gpu.tensors.tensor import is_virtual
 
 LINEAR = nn.Linear(4, 2)
 IMAGES = torch.randn(2, 3, 8, 12), torch.zeros(2, 1, 8, 12), torch.tensor([1, 0])

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import memexplore
-from memexplore.torch_internals.dispatch import FAKE_DEVICE
 
 
 class Plain(torch.Tensor):
@@ -68,8 +67,7 @@ def gpu() -> Iterator[None]:
 @pytest.mark.parametrize("kind", CLASSES)
 def test_constructor_of_a_users_class_takes_a_virtual_tensor(kind: Any) -> None:
     tensor = kind(torch.ones(3, 4, device="cuda"))
-    assert isinstance(tensor, kind)
-    assert type(tensor).__name__ == kind.__name__
+    assert type(tensor) is kind
     assert tensor.is_cuda
 
 
@@ -90,17 +88,9 @@ def test_results_of_ops_have_the_users_class_and_their_values(kind: Any) -> None
     assert total.item() == 24  # 12 elements of 1 + 1
 
 
-def test_type_equals_the_users_class_in_tables_of_types() -> None:
-    made = type(Plain(torch.ones(2, device="cuda")))
-    assert made == Plain
-    assert {Plain: "found"}[made] == "found"  # type: ignore[index]
-    assert made != Keeping
-
-
-def test_calling_the_type_of_a_virtual_tensor_makes_the_users_class() -> None:
-    made = type(Tagged(torch.ones(2, device="cuda")))
-    assert type(made(torch.ones(2), "cpu")) is Tagged
-    on_gpu = made(torch.ones(2, device="cuda"), "gpu")
+def test_constructor_of_the_user_runs() -> None:
+    on_gpu = Tagged(torch.ones(2, device="cuda"), "gpu")
+    assert type(on_gpu) is Tagged
     assert on_gpu.is_cuda
     assert on_gpu.tag == "gpu"
     assert on_gpu.initialized
@@ -112,7 +102,7 @@ def test_torch_function_of_the_user_may_replace_the_attributes() -> None:
     result = image + 1
     assert result.is_cuda
     assert result.label == "cat"  # type: ignore[attr-defined]
-    assert FAKE_DEVICE not in vars(result)
+    assert vars(result) == {"label": "cat"}
 
 
 def test_torch_function_of_the_user_gets_the_users_class() -> None:

@@ -18,7 +18,7 @@ from memexplore.run.knobs.control import Explored
 from memexplore.run.knobs.knob import Application, Estimate, Group, Knob, ModelCode, Stage, Untouched
 from memexplore.run.knobs.values import OneOf
 from memexplore.tape import Phase
-from memexplore.virtual_gpu.patches.device_names import is_virtual
+from memexplore.virtual_gpu.tensors.tensor import is_virtual
 
 if TYPE_CHECKING:
     from memexplore.hardware.catalogue import Gpu

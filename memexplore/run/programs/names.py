@@ -26,7 +26,7 @@ from memexplore.run.programs.limit import Limit
 from memexplore.run.programs.packing import CellPickler, pack_names
 from memexplore.tape import Ending
 from memexplore.text.units import size_text
-from memexplore.virtual_gpu.patches.device_names import is_virtual
+from memexplore.virtual_gpu.tensors.tensor import is_virtual
 
 VARIABLES_ALONE = "The notebook's variables alone"
 """Beginning of the note of a tape on whose GPU the notebook's variables do not fit."""

@@ -24,8 +24,7 @@ from memexplore.run.code.variables import names_made, names_read
 from memexplore.run.programs import batches
 from memexplore.torch_internals.dispatch import pytree
 from memexplore.torch_internals.state import calls_optimizer_hooks
-from memexplore.torch_internals.tensors import PARAMETER_MARK
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, fake_cpu_tensor
+from memexplore.virtual_gpu.tensors.tensor import fake_cpu_tensor, is_virtual
 
 if TYPE_CHECKING:
     from memexplore.run.programs.step import Step
@@ -54,9 +53,9 @@ class StepPickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         """Return how an object is rebuilt, NotImplemented for the way of cloudpickle."""
         if isinstance(obj, torch.Tensor) and self._by_shape(obj):
-            parameter = isinstance(obj, torch.nn.Parameter) or bool(getattr(obj, PARAMETER_MARK, False))
-            # Some optimizers read attributes that users set on weights; those of virtual tensors are their own fields.
-            return _fake_tensor, (_shape_of(obj, parameter), {} if isinstance(obj, VirtualTensor) else dict(vars(obj)))
+            parameter = isinstance(obj, torch.nn.Parameter)
+            # Some optimizers read attributes that users set on weights.
+            return _fake_tensor, (_shape_of(obj, parameter), dict(vars(obj)))
         # cloudpickle cannot pickle modules of other classes, such as `torch.backends.cudnn`, which a loss may read.
         special = isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType
         if special and sys.modules.get(name := obj.__name__) is obj:
@@ -87,7 +86,7 @@ class StepPickler(cloudpickle.Pickler):
         return True
 
     def _by_shape(self, tensor: torch.Tensor) -> bool:
-        if isinstance(tensor, VirtualTensor):
+        if is_virtual(tensor):
             return True
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
             return False
@@ -136,7 +135,9 @@ def _fake_tensor(shape: _Shape, attributes: dict[str, Any]) -> torch.Tensor:
     fake = fake_cpu_tensor(shape.shape, shape.dtype, shape.stride)
     # As `torch.nn.Parameter(fake)`, without its detach, which needs a running virtual GPU.
     fake.requires_grad_(shape.gradient)
-    vars(fake).update(attributes, **({PARAMETER_MARK: True} if shape.parameter else {}))
+    vars(fake).update(attributes)
+    if shape.parameter:
+        fake.__class__ = torch.nn.Parameter
     return fake
 
 

@@ -28,7 +28,7 @@ from memexplore.run.programs import optimizers, tensor_parallel
 from memexplore.run.programs.optimizers import Written
 from memexplore.torch_internals.distributed import forget_module_states
 from memexplore.torch_internals.modules import buffers_of, parameters_of
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, fake_cpu_tensor
+from memexplore.virtual_gpu.tensors.tensor import fake_cpu_tensor, is_virtual
 
 _CUDA = torch.device("cuda")
 _TENSOR = "tensor"
@@ -76,7 +76,7 @@ def wrapped(
     if strategy not in FSDP and layout.tensor == 1:
         model.to("cuda")
     applied = apply()
-    _replace(model, lambda tensor: not isinstance(tensor, VirtualTensor))  # those of adapters
+    _replace(model, lambda tensor: not is_virtual(tensor))  # those of adapters
     rank = _largest_rank(written, knobs, model, originals) if strategy is Strategy.ZERO_1 else 0
     dist.init_process_group("nccl", rank=rank, world_size=knobs.gpus or 1)
     mesh: Any = _mesh(layout) if strategy in FSDP or layout.tensor > 1 else None

@@ -30,7 +30,7 @@ from memexplore.run.programs.step_record import built_real_model
 from memexplore.tape import Tape
 from memexplore.torch_internals.modules import apply_of
 from memexplore.torch_internals.tensors import storage_key
-from memexplore.virtual_gpu.patches.device_names import is_virtual
+from memexplore.virtual_gpu.tensors.tensor import is_virtual
 
 if TYPE_CHECKING:
     from memexplore.run.programs.step import Step

@@ -16,8 +16,7 @@ from memexplore.run.programs import batches, optimizers, step_run
 from memexplore.run.programs.execution import Execution
 from memexplore.run.programs.packing import StepPickler, pack_step
 from memexplore.virtual_gpu import device
-from memexplore.virtual_gpu.patches.device_names import is_virtual
-from memexplore.virtual_gpu.tensors.tensor import fake_cpu_tensor
+from memexplore.virtual_gpu.tensors.tensor import fake_cpu_tensor, is_virtual
 
 _SMALL = 1 << 20
 """Batches below 1 MiB keep their values: lengths and masks on the CPU may decide what the model does."""

@@ -10,7 +10,7 @@ from memexplore.run.knobs.applying.undo import UndoLog, undone_after
 from memexplore.torch_internals.modules import buffers_of
 from memexplore.torch_internals.state import contents_key
 from memexplore.virtual_gpu.patches.module_moves import swap
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, fake_cpu_tensor
+from memexplore.virtual_gpu.tensors.tensor import fake_cpu_tensor, is_virtual
 
 
 def virtual_tensors_on_cpu(model: torch.nn.Module) -> contextlib.AbstractContextManager[None]:
@@ -22,7 +22,7 @@ def virtual_tensors_on_cpu(model: torch.nn.Module) -> contextlib.AbstractContext
 
     def exchange(log: UndoLog) -> None:
         for weight in model.parameters():
-            if isinstance(weight, VirtualTensor):
+            if is_virtual(weight):
                 other: torch.Tensor = torch.nn.Parameter(
                     fake_cpu_tensor(weight.shape, weight.dtype, weight.stride()), requires_grad=weight.requires_grad
                 )
@@ -30,7 +30,7 @@ def virtual_tensors_on_cpu(model: torch.nn.Module) -> contextlib.AbstractContext
                 swap(weight, other)
         for module in model.modules():
             for name, buffer in buffers_of(module).items():
-                if isinstance(buffer, VirtualTensor):
+                if is_virtual(buffer):
                     buffers_of(module)[name] = fake_cpu_tensor(buffer.shape, buffer.dtype, buffer.stride())
 
     return undone_after(exchange)

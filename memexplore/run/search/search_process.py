@@ -33,7 +33,7 @@ from memexplore.run.search.results import sendable, without_frames
 from memexplore.run.search.runners import LocalRunner, OneByOne, Origin, Runner
 from memexplore.run.search.searching import Search, run_all
 from memexplore.run.search.workers import Worker, Workers
-from memexplore.virtual_gpu.tensors.tensor import fake_mode
+from memexplore.virtual_gpu.tensors.fake_tensors import fake_mode
 
 
 class Found(NamedTuple):

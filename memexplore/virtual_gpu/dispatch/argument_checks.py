@@ -10,7 +10,7 @@ from memexplore.torch_internals.dispatch import schema_of
 from memexplore.torch_internals.tensors import base_of
 from memexplore.virtual_gpu.kernels import table
 from memexplore.virtual_gpu.kernels.table import Kind
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+from memexplore.virtual_gpu.tensors.tensor import is_on_gpu
 
 _aten = torch.ops.aten
 
@@ -46,13 +46,13 @@ def check_devices(func: Any, tensors: list[torch.Tensor]) -> None:
     """Raise RuntimeError if an op gets tensors of both devices and CUDA does not accept them."""
     on_gpu = on_cpu = False
     for tensor in tensors:
-        if isinstance(tensor, VirtualTensor) and not tensor.host:
+        if is_on_gpu(tensor):
             on_gpu = True
         elif tensor.dim() and not is_managed(tensor):
             on_cpu = True
     if not (on_gpu and on_cpu) or func in _COPIES:
         return
-    if func in _ACCEPT_CPU_TENSORS and _is_on_gpu(tensors[0]):
+    if func in _ACCEPT_CPU_TENSORS and is_on_gpu(tensors[0]):
         return
     raise device_error(func, tensors)
 
@@ -64,8 +64,8 @@ def is_managed(tensor: torch.Tensor) -> bool:
 
 def device_error(func: Any, tensors: list[torch.Tensor]) -> RuntimeError:
     """Return the error for tensors of both devices, which says what to move."""
-    gpu = [tensor for tensor in tensors if _is_on_gpu(tensor)]
-    cpu = [tensor for tensor in tensors if not _is_on_gpu(tensor) and tensor.dim()]
+    gpu = [tensor for tensor in tensors if is_on_gpu(tensor)]
+    cpu = [tensor for tensor in tensors if not is_on_gpu(tensor) and tensor.dim()]
     weight = next((tensor for tensor in cpu if _is_parameter(tensor)), None)
     if weight is not None:
         advice = f"a parameter of shape {_shape(weight)} is on the CPU: move the model with model.to('cuda')"
@@ -81,10 +81,6 @@ def device_error(func: Any, tensors: list[torch.Tensor]) -> RuntimeError:
         "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
         f"In {str(func).split('.')[1]}, {advice}"
     )
-
-
-def _is_on_gpu(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, VirtualTensor) and not tensor.host
 
 
 def _is_parameter(tensor: torch.Tensor) -> bool:

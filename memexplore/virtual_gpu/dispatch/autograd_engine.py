@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from memexplore.torch_internals.dispatch import TorchDispatchMode, fake_device_of
+from memexplore.torch_internals.dispatch import TorchDispatchMode
 from memexplore.torch_internals.modules import engine_run_backward
 from memexplore.torch_internals.tensors import (
     current_autograd_node,
@@ -26,7 +26,7 @@ from memexplore.torch_internals.tensors import (
     use_count,
 )
 from memexplore.virtual_gpu.kernels.autograd_in_place import InPlace
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, wrap
+from memexplore.virtual_gpu.tensors.tensor import HOST, is_virtual, wrap
 
 _ADD = torch.ops.aten.add.Tensor
 _run_backward = engine_run_backward.__code__
@@ -45,7 +45,7 @@ class _Probe(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default:
-            return fake_device_of(args[0])
+            return HOST
         if func is _ADD:
             self.counts = _reference_counts(args[0])
         return wrap(torch.empty(2, device="meta"), host=True)
@@ -116,8 +116,8 @@ def accumulates(args: Any) -> bool:
     """Return whether an addition of the backward pass writes into its first operand."""
     old, new = args[0], args[1]
     return (
-        isinstance(old, VirtualTensor)
-        and isinstance(new, VirtualTensor)
+        is_virtual(old)
+        and is_virtual(new)
         and old.shape == new.shape
         and old.dtype is new.dtype
         and _reference_counts(old) == sole_owner_counts()

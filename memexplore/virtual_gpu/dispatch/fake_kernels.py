@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +22,13 @@ from memexplore.torch_internals.dispatch import (
 )
 from memexplore.virtual_gpu.dispatch import argument_checks, shape_rules, unsupported
 from memexplore.virtual_gpu.kernels import table
-from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor, fake_cpu_tensor, fake_mode
+from memexplore.virtual_gpu.tensors.fake_tensors import (
+    fake_mode,
+    stand_in,
+    stand_in_of_real,
+    standing_in_for_themselves,
+)
+from memexplore.virtual_gpu.tensors.tensor import is_virtual
 from memexplore.virtual_gpu.values import real_tensors
 
 # torch prints the traceback of each error of a fake kernel, also of one that the program catches.
@@ -35,12 +42,55 @@ NOT_VIEWABLE = (
 """torch's message where its fake kernel has another: aten/src/ATen/native/TensorShape.cpp."""
 
 
+class _Kernel:
+    thread = 0
+    """Identifier of the thread in which a fake kernel runs for a virtual tensor, 0 for none."""
+
+
 def _is_of_failed_kernel(record: logging.LogRecord) -> bool:
     """Return whether a record of torch's log is of an error in a fake kernel that runs for a virtual tensor."""
-    return DeviceState.in_fake_kernel == threading.get_ident() and "failed while attempting to run" in str(record.msg)
+    return _Kernel.thread == threading.get_ident() and "failed while attempting to run" in str(record.msg)
 
 
-def run(func: Any, types: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> tuple[Any, list[torch.Tensor]]:
+Execute = Callable[[Any, Any, Any, Any, list[torch.Tensor]], tuple[Any, list[torch.Tensor]]]
+"""Runs an op in torch's fake mode; returns its result, and the tensor that stood in for each tensor argument."""
+
+
+def on_stand_ins(
+    func: Any, types: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]
+) -> tuple[Any, list[torch.Tensor]]:
+    """Run an op in torch's fake mode on fake tensors that stand in for its own (`Execute`).
+
+    torch's own conversion would keep weak references to the real tensors, and a parameter with a weak reference cannot
+    be moved any more.
+    """
+    made = {id(tensor): _stand_in(tensor) for tensor in tensors}
+    stand_ins = [made[id(tensor)] for tensor in tensors]
+    args, kwargs = replace_tensors(args, kwargs, tensors, stand_ins)
+    before, _Kernel.thread = _Kernel.thread, threading.get_ident()
+    try:
+        return fake_dispatch(fake_mode(), func, types, args, kwargs), stand_ins
+    finally:
+        _Kernel.thread = before
+
+
+def in_place(
+    func: Any, types: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]
+) -> tuple[Any, list[torch.Tensor]]:
+    """Run an op in torch's fake mode that changes the metadata of its tensors, such as `resize_` (`Execute`)."""
+    with standing_in_for_themselves([tensor for tensor in tensors if is_virtual(tensor)]):
+        return on_stand_ins(func, types, args, kwargs, tensors)
+
+
+def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    if is_real(tensor):
+        return stand_in_of_real(tensor)
+    return stand_in(tensor) if is_virtual(tensor) else tensor
+
+
+def run(
+    func: Any, types: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], execute: Execute = on_stand_ins
+) -> tuple[Any, list[torch.Tensor]]:
     """Return the fake result of an op, and the tensor that stood in for each tensor argument.
 
     Raises NotSimulated for ops and layouts that cannot be simulated, RuntimeError as torch does for wrong arguments.
@@ -81,33 +131,10 @@ def run(func: Any, types: Any, args: Any, kwargs: Any, tensors: list[torch.Tenso
     return result, stand_ins
 
 
-def execute(
-    func: Any, types: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]
-) -> tuple[Any, list[torch.Tensor]]:
-    """Run an op in torch's fake mode; return its result, and the tensor that stood in for each tensor argument.
-
-    Fake tensors of equal shape stand in for real ones: torch's own conversion would keep weak references to the real
-    ones, and a parameter with a weak reference cannot be moved any more.
-    """
-    stand_ins = tensors
-    if any(is_real(tensor) for tensor in tensors):
-        stand_ins = [
-            fake_cpu_tensor(tensor.shape, tensor.dtype, tensor.stride()) if is_real(tensor) else tensor
-            for tensor in tensors
-        ]
-        args, kwargs = replace_tensors(args, kwargs, tensors, stand_ins)
-    previous = DeviceState.in_fake_kernel
-    DeviceState.in_fake_kernel = threading.get_ident()
-    try:
-        return fake_dispatch(fake_mode(), func, types, args, kwargs), stand_ins
-    finally:
-        DeviceState.in_fake_kernel = previous
-
-
 def is_real(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is a dense CPU tensor with values."""
     return (
-        not isinstance(tensor, FakeTensor)
+        not (isinstance(tensor, FakeTensor) or is_virtual(tensor))
         and tensor.layout is torch.strided
         and tensor.device.type == "cpu"
         and not tensor.is_quantized
@@ -135,7 +162,7 @@ def with_meta_tensors(args: Any) -> Any:
     replacements: dict[int, torch.Tensor] = {
         id(value): torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
         for value in args
-        if isinstance(value, VirtualTensor)
+        if is_virtual(value)
     }
     return _replaced(args, replacements) if replacements else args
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from memexplore.torch_internals.tensors import set_conj, set_neg, storage_key, untyped_storage
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, wrap
+from memexplore.torch_internals.tensors import storage_key, untyped_storage
+from memexplore.virtual_gpu.tensors.tensor import HOST, META, is_on_host, is_virtual, plain_alias, wrap
 
 
 def among(args: Sequence[Any]) -> bool:
@@ -52,20 +52,10 @@ def _storages(values: Sequence[Any]) -> set[int]:
 
 
 def _marked(tensor: torch.Tensor, old_storages: set[int]) -> torch.Tensor:
-    kind = type(tensor)
-    if kind is not torch.Tensor and not issubclass(kind, VirtualTensor):
+    virtual = is_virtual(tensor)
+    if type(tensor) is not torch.Tensor and not virtual:
         return tensor
     if tensor.layout is not torch.strided or storage_key(untyped_storage(tensor)) in old_storages:
         return tensor
     with torch.inference_mode():
-        elem = torch.empty(0, dtype=tensor.dtype, device="cpu" if kind is torch.Tensor else "meta")
-        elem.set_(untyped_storage(tensor), int(tensor.storage_offset()), tensor.shape, tensor.stride())  # type: ignore[call-overload]
-        if tensor.dtype.is_complex and tensor.is_conj():
-            set_conj(elem, True)
-        if tensor.is_neg():
-            set_neg(elem, True)
-        if kind is torch.Tensor:
-            return elem
-        result = wrap(elem, tensor.host)  # type: ignore[attr-defined]
-    vars(result).update(vars(tensor))
-    return result
+        return wrap(plain_alias(tensor, META), is_on_host(tensor)) if virtual else plain_alias(tensor, HOST)

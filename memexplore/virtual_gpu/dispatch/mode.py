@@ -18,7 +18,6 @@ from memexplore.torch_internals.dispatch import (
     DisableTorchFunction,
     FakeTensor,
     TorchDispatchMode,
-    fake_device_of,
 )
 from memexplore.torch_internals.state import counting_writes, recorded_by_trace, tracing_state, without_tracing
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
@@ -39,18 +38,27 @@ from memexplore.virtual_gpu.dispatch.op_traits import OpTraits
 from memexplore.virtual_gpu.dispatch.runner import PlanRunner
 from memexplore.virtual_gpu.dispatch.value_lane import ValueLane
 from memexplore.virtual_gpu.frame_variables import variables
-from memexplore.virtual_gpu.kernels import data_dependent
+from memexplore.virtual_gpu.kernels import data_dependent, sparse
 from memexplore.virtual_gpu.kernels.plan import NewTensor, Plan, PlannedOutput
 from memexplore.virtual_gpu.patches.device_names import renamed
 from memexplore.virtual_gpu.tensors.live_storages import StorageRef, live_storages
-from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor, fake_cpu_tensor
+from memexplore.virtual_gpu.tensors.tensor import (
+    HOST,
+    DeviceState,
+    fake_cpu_tensor,
+    inherits_dispatch,
+    is_on_gpu,
+    is_virtual,
+)
 from memexplore.virtual_gpu.user_traceback import hide_own_frames
 from memexplore.virtual_gpu.values import known_values, notes
 from memexplore.virtual_gpu.values.setting import Values
 
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _PRIM_DEVICE = torch.ops.prim.device.default
 _COPY = torch.ops.aten.copy_.default
 _ADD = torch.ops.aten.add.Tensor
+_DETACH = torch.ops.aten.detach.default
 _CONVOLUTION = torch.ops.aten.convolution.default
 _TRACED_CONVOLUTION = torch.ops.aten._convolution.default
 _SUBCLASSES = "torch._subclasses."
@@ -92,13 +100,16 @@ class VirtualMode(TorchDispatchMode):
             # Another thread has turned the virtual GPU off: torch's own fake tensors come here too.
             return func(*args, **(kwargs or {}))
         if func is _PRIM_DEVICE:
-            return fake_device_of(args[0])
+            return HOST
         for kind in types:
-            if kind is not VirtualTensor and _is_wrapper(kind):
+            if kind is not _Tensor and kind is not _Parameter and _is_wrapper(kind):
                 # Its own code runs, and calls ops on the tensors inside.
                 return NotImplemented
         if tracing_state() is not None:
             return self._run_while_tracing(func, types, args, kwargs)
+        if sparse.exist() and sparse.among(args, kwargs):
+            with self, DisableTorchFunction():
+                return sparse.run(func, args, kwargs or {})
         try:
             with DisableTorchFunction():
                 shrunk = shrunk_storages.among(func, args, kwargs) if self.plan_runner.has_shrunk_storages else None
@@ -126,7 +137,7 @@ class VirtualMode(TorchDispatchMode):
         if func is _TRACED_CONVOLUTION:
             func, args = _CONVOLUTION, args[:9]
         traits = self._traits_of(func)
-        host = VirtualTensor not in types and not (types and any(issubclass(kind, VirtualTensor) for kind in types))
+        host = not _has_virtual(func, types, args)
         device = _device_of(traits, args, kwargs)
         if device is not None and device.type != "cpu":
             if device.type == "meta" and DeviceState.calls.meta:
@@ -142,9 +153,7 @@ class VirtualMode(TorchDispatchMode):
         if self.is_beside_real_gpu:
             unsupported.refuse_real_gpu(func, (*args, *(kwargs or {}).values()))
         if host:
-            if any(type(value) in _DTYPE_OF for value in args[: traits.tensors_only]):
-                args = tuple(map(_tensor_of_number, args[: traits.tensors_only])) + args[traits.tensors_only :]
-            return func(*args, **(kwargs or {}))
+            return func(*_with_tensors(args, traits.tensors_only), **(kwargs or {}))
         if func is _COPY:
             args = (args[0], _tensor_of_number(args[1]), *args[2:])  # tensor.copy_(5)
         with runner.lock:
@@ -327,9 +336,9 @@ class VirtualMode(TorchDispatchMode):
             argument_checks.check_devices(func, tensors)
             argument_checks.check_values(func, args, kwargs)
             before = [_extent(tensor) for tensor in tensors]
-            result, stand_ins = fake_kernels.run(func, types, args, kwargs, tensors)
+            result, stand_ins = fake_kernels.run(func, types, args, kwargs, tensors, fake_kernels.in_place)
             for tensor, (size, *_) in zip(tensors, before, strict=True):
-                if isinstance(tensor, VirtualTensor) and not tensor.host:
+                if is_on_gpu(tensor):
                     self.plan_runner.resize(tensor, size, func, args)
             outputs, returns = plans.describe(result, stand_ins)
             plan = Plan(outputs, returns, real_targets=plans.real_targets(func, args, kwargs, tensors))
@@ -366,12 +375,20 @@ def _extent(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]
     return untyped_storage(tensor).nbytes(), tuple(tensor.shape), tensor.stride()
 
 
+def _has_virtual(func: Any, types: Any, args: Any) -> bool:
+    """Return whether an op has a virtual tensor among its arguments; `types` are those that C++ names for it."""
+    if func is _DETACH:
+        # C++ names the class of a tensor that it detaches for itself, also of a real one.
+        return is_virtual(args[0])
+    return _Tensor in types or _Parameter in types or any(map(inherits_dispatch, types))
+
+
 @functools.cache
 def _is_wrapper(kind: type) -> bool:
     """Return whether a class wraps tensors by a `__torch_dispatch__` of its own, such as DTensor or a user's class."""
     if issubclass(kind, FakeTensor) or kind.__module__.startswith(_SUBCLASSES):
         return hasattr(kind, FLATTEN)
-    return hasattr(kind, FLATTEN) or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
+    return not inherits_dispatch(kind)
 
 
 _DTYPE_OF = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
@@ -391,6 +408,13 @@ def _with_renamed_device(kwargs: Any) -> Any:
     if device is None or device.type in ("cpu", "meta"):
         return kwargs
     return {**kwargs, "device": renamed(device)}
+
+
+def _with_tensors(args: Any, count: int) -> Any:
+    """Return the arguments of an op in which the first `count`, which must be tensors, are no numbers."""
+    if any(type(value) in _DTYPE_OF for value in args[:count]):
+        return (*map(_tensor_of_number, args[:count]), *args[count:])
+    return args
 
 
 def _tensor_of_number(number: Any) -> Any:

@@ -15,6 +15,7 @@ from memexplore.virtual_gpu.kernels import table
 from memexplore.virtual_gpu.kernels.cublas_workspace import NONE, Library, Workspaces
 from memexplore.virtual_gpu.kernels.plan import NewTensor, Plan, Requests
 from memexplore.virtual_gpu.kernels.table import Kind
+from memexplore.virtual_gpu.tensors.tensor import is_on_gpu
 from memexplore.virtual_gpu.values import value_hints
 
 
@@ -64,5 +65,5 @@ def _requests(
 
 def _is_on_device(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
-        return not getattr(value, "host", True)
+        return is_on_gpu(value)
     return isinstance(value, list | tuple) and any(_is_on_device(entry) for entry in value)

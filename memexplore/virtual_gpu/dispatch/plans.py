@@ -11,14 +11,15 @@ from typing import Any
 import torch
 
 from memexplore.torch_internals.dispatch import FakeTensor, schema_of
-from memexplore.torch_internals.tensors import set_conj, set_neg, storage_key, untyped_storage
+from memexplore.torch_internals.tensors import has_python_key, set_conj, set_neg, storage_key, untyped_storage
 from memexplore.virtual_gpu.dispatch.argument_checks import is_managed
 from memexplore.virtual_gpu.dispatch.fake_kernels import is_real
 from memexplore.virtual_gpu.kernels.plan import Argument, Constant, NewTensor, PlannedOutput, View
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, wrap
+from memexplore.virtual_gpu.tensors.tensor import is_virtual, wrap, wrap_new
 
 _empty_strided = torch.empty_strided
 _META = "meta"
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 
 
 class _Negated:
@@ -30,9 +31,9 @@ def extend_key(key: list[Any], tensors: list[torch.Tensor], arguments: Any) -> N
     """Append to `key` the metadata of arguments, on which the plan depends, and to `tensors` the tensors among them."""
     for argument in arguments:
         kind = type(argument)
-        if kind is VirtualTensor:
+        if (kind is _Tensor or kind is _Parameter) and has_python_key(argument):
             tensors.append(argument)
-            key += (argument.shape, argument.stride(), argument.storage_offset(), argument.dtype, argument.host)
+            key += (argument.shape, argument.stride(), argument.storage_offset(), argument.dtype, argument.is_cpu)
             if argument.dtype.is_complex:
                 key.append(argument.is_conj())
             if _Negated.exist and argument.is_neg():
@@ -45,12 +46,11 @@ def extend_key(key: list[Any], tensors: list[torch.Tensor], arguments: Any) -> N
         elif isinstance(argument, torch.Tensor):
             tensors.append(argument)
             key += (argument.shape, argument.stride(), argument.storage_offset(), argument.dtype)
-            # Of a user's class (user_classes.py).
-            is_virtual = isinstance(argument, VirtualTensor)
-            key.append(argument.host if is_virtual else "real")  # type: ignore[attr-defined]
-            if is_virtual and argument.dtype.is_complex:
+            virtual = is_virtual(argument)  # of a user's class
+            key.append(argument.is_cpu if virtual else "real")
+            if virtual and argument.dtype.is_complex:
                 key.append(argument.is_conj())
-            if _Negated.exist and is_virtual and argument.is_neg():
+            if _Negated.exist and virtual and argument.is_neg():
                 key.append("negated")
         elif isinstance(argument, torch.Generator):
             key.append(kind)
@@ -83,7 +83,7 @@ def describe(result: Any, tensors: list[torch.Tensor]) -> tuple[list[PlannedOutp
     arguments = {id(tensor): position for position, tensor in enumerate(tensors)}
     storages: dict[int, int] = {}
     for position, tensor in enumerate(tensors):
-        if isinstance(tensor, VirtualTensor) or tensor.is_meta:
+        if isinstance(tensor, FakeTensor) or is_virtual(tensor) or tensor.is_meta:
             storages.setdefault(storage_key(untyped_storage(tensor)), position)
     outputs: list[PlannedOutput] = []
     flat = result if returns is not None else (result,)
@@ -93,7 +93,7 @@ def describe(result: Any, tensors: list[torch.Tensor]) -> tuple[list[PlannedOutp
         elif id(value) in arguments:
             outputs.append(Argument(arguments[id(value)]))
         else:
-            host = isinstance(value, FakeTensor) and value.fake_device.type == "cpu"
+            host = (isinstance(value, FakeTensor) or is_virtual(value)) and value.is_cpu
             storage = untyped_storage(value)
             shape, stride, offset = tuple(value.shape), value.stride(), int(value.storage_offset())
             source = storages.get(storage_key(storage))
@@ -106,15 +106,15 @@ def describe(result: Any, tensors: list[torch.Tensor]) -> tuple[list[PlannedOutp
     return outputs, returns
 
 
-def build(output: NewTensor) -> VirtualTensor:
-    """Make the virtual tensor of an output with a storage of its own."""
+def build(output: NewTensor) -> torch.Tensor:
+    """Make the virtual tensor of an output with a storage of its own; the caller gives it its block on the GPU."""
     elem = _empty_strided(output.shape, output.stride, dtype=output.dtype, device=_META)
     if output.offset:
         elem = elem.set_(untyped_storage(elem), output.offset, output.shape, output.stride)
-    return wrap(elem, output.host)
+    return wrap(elem, False) if output.size and not output.host else wrap_new(elem, output.host)
 
 
-def build_view(output: View, source: torch.Tensor) -> VirtualTensor:
+def build_view(output: View, source: torch.Tensor) -> torch.Tensor:
     """Make the virtual tensor of an output in the storage of another tensor; that of an inference tensor is one too."""
     if source.is_inference():
         with torch.inference_mode():
@@ -122,7 +122,7 @@ def build_view(output: View, source: torch.Tensor) -> VirtualTensor:
     return _build_view(output, source)
 
 
-def _build_view(output: View, source: torch.Tensor) -> VirtualTensor:
+def _build_view(output: View, source: torch.Tensor) -> torch.Tensor:
     elem = torch.empty(0, dtype=output.dtype, device=_META)
     elem.set_(untyped_storage(source), output.offset, output.shape, output.stride)  # type: ignore[call-overload]
     if output.conjugated:

@@ -26,6 +26,7 @@ from memexplore.virtual_gpu.kernels.plan import Argument, Kept, NewTensor, Optio
 from memexplore.virtual_gpu.tensors.live_storages import (
     StorageRef,
     bytes_of_text,
+    forget,
     keep_dead,
     live_storages,
     storage_ref,
@@ -413,8 +414,7 @@ def free_waiting() -> None:
 
 @uninterrupted
 def _free_dead_storage(ref: StorageRef) -> None:
-    if live_storages.get(ref.key) is ref:
-        del live_storages[ref.key]
+    if forget(ref):
         known_values.forget_storage(ref.key)
     runner = _active
     if runner is None:

@@ -14,7 +14,7 @@ import torch
 
 from memexplore.torch_internals.dispatch import pytree
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+from memexplore.virtual_gpu.tensors.tensor import is_virtual
 from memexplore.virtual_gpu.values import known_values, notes, reading
 
 _aten = torch.ops.aten
@@ -28,9 +28,7 @@ def read(tensors: Iterable[torch.Tensor]) -> None:
         notes.assume(reading.SENT_BY_ANOTHER.format(sender))
 
 
-def pass_on(
-    func: Any, tensors: list[torch.Tensor], written: list[VirtualTensor], overwrites: bool, result: Any
-) -> None:
+def pass_on(func: Any, tensors: list[torch.Tensor], written: list[torch.Tensor], overwrites: bool, result: Any) -> None:
     """Mark what an op has made of, or written with, the values of marked tensors; remove the mark of overwritten ones.
 
     `overwrites`: the op does not read the tensors that it writes.
@@ -46,7 +44,7 @@ def pass_on(
     for value in (*written, *made):
         if func not in _COPIES and (value.dtype.is_floating_point or value.dtype.is_complex):
             continue
-        if not isinstance(value, VirtualTensor):
+        if not is_virtual(value):
             # On the CPU, where the program may read it.
             notes.assume(reading.SENT_BY_ANOTHER.format(sender))
         elif value.numel() and known_values.is_known(value):
@@ -54,5 +52,5 @@ def pass_on(
 
 
 def _sender(tensors: Iterable[torch.Tensor]) -> int | None:
-    senders = (known_values.sender(tensor) for tensor in tensors if type(tensor) is VirtualTensor)
+    senders = (known_values.sender(tensor) for tensor in tensors if is_virtual(tensor))
     return next((rank for rank in senders if rank is not None), None)

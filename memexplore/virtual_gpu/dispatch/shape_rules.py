@@ -14,7 +14,7 @@ import torch
 
 from memexplore.torch_internals.tensors import set_conj, set_neg, untyped_storage
 from memexplore.virtual_gpu.kernels.plan import Constant, like, new
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+from memexplore.virtual_gpu.tensors.tensor import is_on_gpu
 
 _aten = torch.ops.aten
 
@@ -43,7 +43,7 @@ COMPILED = frozenset(
 
 def runs_on_meta(func: Any, tensors: list[torch.Tensor]) -> bool:
     """Return whether an op can run on meta tensors: it has a compiled meta kernel, and its tensors are virtual."""
-    return func in COMPILED and all(isinstance(tensor, VirtualTensor) and not tensor.host for tensor in tensors)
+    return func in COMPILED and all(is_on_gpu(tensor) for tensor in tensors)
 
 
 def meta_stand_in(tensor: torch.Tensor) -> torch.Tensor:
@@ -290,7 +290,7 @@ _OUTPUTS: dict[Any, Callable[..., Any]] = {
 def outputs(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> tuple[list[Any], type | None] | None:
     """Return the planned outputs of an op and their container, as `plans.describe`; None for calls without a rule."""
     rule = _OUTPUTS.get(func)
-    if rule is None or not all(isinstance(tensor, VirtualTensor) and not tensor.host for tensor in tensors):
+    if rule is None or not all(is_on_gpu(tensor) for tensor in tensors):
         return None
     if kwargs and rule is not _same:
         return None

@@ -13,7 +13,7 @@ import torch
 from memexplore.torch_internals.dispatch import schema_or_none
 from memexplore.torch_internals.tensors import storage_key, storage_resize, untyped_storage
 from memexplore.virtual_gpu.tensors.live_storages import live_storages
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+from memexplore.virtual_gpu.tensors.tensor import is_on_gpu
 
 _WITHOUT_VALUES = frozenset(
     "set_ resize_ resize_as_ empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty "
@@ -30,7 +30,7 @@ def among(func: Any, args: Any, kwargs: Any) -> list[torch.UntypedStorage]:
     shrunk: list[torch.UntypedStorage] = []
     for value in (*args, *(kwargs or {}).values()):
         for tensor in value if isinstance(value, list | tuple) else (value,):
-            if not isinstance(tensor, VirtualTensor) or tensor.host or not tensor.numel():
+            if not is_on_gpu(tensor) or not tensor.numel():
                 continue
             storage = untyped_storage(tensor)
             ref = live_storages.get(storage_key(storage))

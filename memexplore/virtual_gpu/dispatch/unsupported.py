@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from memexplore.torch_internals.dispatch import FakeTensor
+from memexplore.virtual_gpu.tensors.tensor import is_virtual
 from memexplore.virtual_gpu.values.value_reads import NotSimulated, user_frame
 
 QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
@@ -59,7 +59,7 @@ def refuse_real_gpu(func: Any, values_of_op: tuple[Any, ...]) -> None:
 
 def is_on_real_gpu(tensor: torch.Tensor) -> bool:
     """Return whether a tensor has memory of a real GPU."""
-    return not isinstance(tensor, FakeTensor) and tensor.is_cuda
+    return tensor.is_cuda and not is_virtual(tensor)
 
 
 def kind_of(func: Any, error: Exception | str = "") -> tuple[str, str] | None:

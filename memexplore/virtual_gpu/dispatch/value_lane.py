@@ -20,7 +20,7 @@ from memexplore.torch_internals.tensors import storage_key, untyped_storage
 from memexplore.virtual_gpu.dispatch import cpu_ops, sent_values
 from memexplore.virtual_gpu.dispatch.autograd_engine import is_non_overlapping_and_dense
 from memexplore.virtual_gpu.dispatch.fake_kernels import is_real, replace_tensors
-from memexplore.virtual_gpu.tensors.tensor import HOST, DeviceState, VirtualTensor
+from memexplore.virtual_gpu.tensors.tensor import HOST, DeviceState, is_virtual
 from memexplore.virtual_gpu.values import known_values, notes, real_tensors
 from memexplore.virtual_gpu.values.setting import Values
 
@@ -134,7 +134,7 @@ def lane_traits(func: Any) -> LaneTraits:
 def _all_known(tensors: list[torch.Tensor], new: dict[int, torch.UntypedStorage]) -> bool:
     copies = known_values.copies
     for tensor in tensors:
-        if isinstance(tensor, VirtualTensor):
+        if is_virtual(tensor):
             key = storage_key(untyped_storage(tensor))
             if key not in copies and key not in new and tensor.numel():
                 return False
@@ -183,16 +183,14 @@ class ValueLane:
             return None
         inputs: list[torch.Tensor] = []
         for number, tensor in enumerate(tensors):
-            known = (
-                self._value_of(tensor, traits, number < targets, new) if isinstance(tensor, VirtualTensor) else tensor
-            )
+            known = self._value_of(tensor, traits, number < targets, new) if is_virtual(tensor) else tensor
             if known is None:
                 return None
             inputs.append(known)
         return inputs
 
     def _value_of(
-        self, tensor: VirtualTensor, traits: LaneTraits, is_target: bool, new: dict[int, torch.UntypedStorage]
+        self, tensor: torch.Tensor, traits: LaneTraits, is_target: bool, new: dict[int, torch.UntypedStorage]
     ) -> torch.Tensor | None:
         """Return the values of an argument, or a stand-in where the op does not read them; None if they are unknown."""
         known = known_values.of(tensor)
@@ -203,7 +201,7 @@ class ValueLane:
         if key not in new:
             if traits.value_free:
                 return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-            if not (is_target and _fills_storage(tensor) and not tensor.host and self.fits(tensor)):
+            if not (is_target and _fills_storage(tensor) and not tensor.is_cpu and self.fits(tensor)):
                 return None
             new[key] = torch.UntypedStorage(storage.nbytes())
         return known_values.in_storage(tensor, new[key])
@@ -214,7 +212,7 @@ class ValueLane:
         for value in _written(traits, args, kwargs):
             storage = untyped_storage(value)
             key = storage_key(storage)
-            if key in known_values.uninitialized and not value.host and self.fits(value):
+            if key in known_values.uninitialized and not value.is_cpu and self.fits(value):
                 zeros[key] = real_tensors.zeros(storage.nbytes(), dtype=torch.uint8).untyped_storage()
         return zeros
 
@@ -266,14 +264,11 @@ class ValueLane:
     def _follow(
         self, func: Any, traits: LaneTraits, args: Any, kwargs: Any, tensors: list[Any], inputs: list[Any], result: Any
     ) -> Any:
-        if func is _COPY_TO and type(result) is VirtualTensor and not result.host and inputs[0].layout is torch.strided:
+        if func is _COPY_TO and is_virtual(result) and not result.is_cpu and inputs[0].layout is torch.strided:
             self._follow_copy(traits, kwargs, inputs[0], result)
             return result
         results = [value for value in pytree.tree_leaves(result) if isinstance(value, torch.Tensor)]
-        if not all(
-            not isinstance(value, VirtualTensor) or known_values.is_known(value) or self.fits(value)
-            for value in results
-        ):
+        if not all(not is_virtual(value) or known_values.is_known(value) or self.fits(value) for value in results):
             self.lose(func, traits, args, kwargs)
             return result
         state = torch.default_generator.get_state() if func in cpu_ops.REPLAYED else None
@@ -283,7 +278,7 @@ class ValueLane:
             return result
         if traits.writes:
             for tensor, values_of in zip(tensors, inputs, strict=True):
-                if isinstance(tensor, VirtualTensor) and not known_values.is_known(tensor):
+                if is_virtual(tensor) and not known_values.is_known(tensor):
                     known_values.put_storage(tensor, untyped_storage(values_of))
         if not results:
             return result
@@ -292,7 +287,7 @@ class ValueLane:
         fresh = {
             id(value)
             for value in results
-            if isinstance(value, VirtualTensor)
+            if is_virtual(value)
             and not known_values.is_known(value)
             and (id(value) not in arguments or _fills_storage(value))
         }
@@ -300,7 +295,7 @@ class ValueLane:
         forward = None if state is None else cpu_ops.Forward(state, _without_tensors(args))
         return _joined(result, computed, _Joining(fresh, taken, forward))
 
-    def _follow_copy(self, traits: LaneTraits, kwargs: Any, source: torch.Tensor, result: VirtualTensor) -> None:
+    def _follow_copy(self, traits: LaneTraits, kwargs: Any, source: torch.Tensor, result: torch.Tensor) -> None:
         """Compute the values of a tensor that moves to the GPU or gets another dtype, as the weights of a model do."""
         if known_values.is_known(result):
             # Of a storage that was at the same address: an interrupt may end the callback of a weak reference.
@@ -343,7 +338,7 @@ def _ends_on_gpu(func: Any, error: Exception) -> bool:
     return isinstance(error, RuntimeError) and _CHECKS_OF_VALUES.search(str(error)) is not None
 
 
-def _written(traits: LaneTraits, args: Any, kwargs: Any) -> Iterator[VirtualTensor]:
+def _written(traits: LaneTraits, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
     """Return the virtual tensors that an op writes to."""
     for position in traits.writes:
         if isinstance(position, str):
@@ -352,7 +347,7 @@ def _written(traits: LaneTraits, args: Any, kwargs: Any) -> Iterator[VirtualTens
             # Optional arguments at the end may be left out.
             value = args[position] if position < len(args) else None
         for tensor in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(tensor, VirtualTensor):
+            if is_virtual(tensor):
                 yield tensor
 
 
@@ -408,7 +403,7 @@ def _joined(result: Any, computed: Any, joining: _Joining) -> Any:
     """Put computed values into virtual results; return the results, with the computed ones of those on the CPU."""
     if isinstance(result, list | tuple):
         return type(result)([_joined(output, value, joining) for output, value in zip(result, computed, strict=True)])
-    if not isinstance(result, VirtualTensor) or id(result) not in joining.fresh:
+    if not is_virtual(result) or id(result) not in joining.fresh:
         return result
     if computed is None:
         # Only the op's own backward reads it, and computes without it.
@@ -417,7 +412,7 @@ def _joined(result: Any, computed: Any, joining: _Joining) -> Any:
         return result
     if computed.dtype is not result.dtype:
         computed = computed.to(result.dtype)
-    if result.host:
+    if result.is_cpu:
         return computed
     storage = storage_key(untyped_storage(computed))
     known_values.put(result, computed.clone() if storage in joining.taken else computed)

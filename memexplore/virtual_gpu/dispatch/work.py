@@ -15,7 +15,7 @@ from memexplore.torch_internals.dispatch import packet_or_none, schema_of
 from memexplore.virtual_gpu.kernels import table
 from memexplore.virtual_gpu.kernels.plan import Argument, Constant, NewTensor, View
 from memexplore.virtual_gpu.kernels.table import Kind
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+from memexplore.virtual_gpu.tensors.tensor import is_on_gpu
 
 
 class Rate(enum.Enum):
@@ -94,7 +94,7 @@ def of(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], outputs: 
     on_gpu = on_host = 0
     for tensor in tensors:
         size = tensor.numel() * tensor.dtype.itemsize
-        if isinstance(tensor, VirtualTensor) and not tensor.host:
+        if is_on_gpu(tensor):
             on_gpu += size
         else:
             on_host += size

@@ -22,8 +22,8 @@ from memexplore.torch_internals.distributed_checkpoint import (
 )
 from memexplore.virtual_gpu.distributed import objects
 from memexplore.virtual_gpu.distributed.groups import is_ours
-from memexplore.virtual_gpu.patches.device_names import is_virtual
 from memexplore.virtual_gpu.patches.install import Patch, Replace
+from memexplore.virtual_gpu.tensors.tensor import is_virtual
 from memexplore.virtual_gpu.values import notes
 
 _ASSUMED = (

@@ -14,8 +14,8 @@ import torch
 from memexplore.torch_internals.distributed import BUILTIN_HOOK, COPY_STREAMS, REBUILD_BUCKETS, VERIFY_PARAMETERS
 from memexplore.virtual_gpu.dispatch.runner import PlanRunner
 from memexplore.virtual_gpu.distributed.groups import is_ours
-from memexplore.virtual_gpu.patches.device_names import is_virtual
 from memexplore.virtual_gpu.patches.install import Patch, Replace
+from memexplore.virtual_gpu.tensors.tensor import is_virtual
 from memexplore.virtual_gpu.values import known_values
 
 

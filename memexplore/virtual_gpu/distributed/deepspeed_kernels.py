@@ -15,7 +15,7 @@ from typing import Any
 from memexplore.torch_internals.dispatch import pytree
 from memexplore.virtual_gpu.distributed.groups import is_ours
 from memexplore.virtual_gpu.patches.install import Insert, Patch, Replace
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+from memexplore.virtual_gpu.tensors.tensor import is_virtual
 from memexplore.virtual_gpu.values import known_values
 
 _MODULE = "deepspeed.ops.op_builder.builder"
@@ -75,5 +75,5 @@ def _stand_in(names: Iterable[str]) -> SimpleNamespace:
 def _in_place(*args: Any) -> None:
     """Forget the values of the tensors among the arguments, which the kernel would change."""
     for value in pytree.tree_leaves(args):
-        if isinstance(value, VirtualTensor):
+        if is_virtual(value):
             known_values.forget(value)

@@ -18,7 +18,6 @@ from memexplore.torch_internals.dtensor import (
     PROPAGATE,
     PROPAGATE_SHARDING,
     RANDOM_STATE,
-    SHARDED_PARAMETER,
     WAIT_TENSOR,
     WRAP_TENSOR,
     AsyncCollectiveTensor,
@@ -28,7 +27,7 @@ from memexplore.torch_internals.dtensor import (
 )
 from memexplore.virtual_gpu.kernels import composite_dispatch, table
 from memexplore.virtual_gpu.patches.install import Call, Insert, Patch, Replace
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, plain_fake_mode
+from memexplore.virtual_gpu.tensors.fake_tensors import plain_fake_mode
 
 _DEVICE_NAMES = ("device", "is_cuda", "is_cpu", "is_meta")
 _INNER = ((DTensor, "_local_tensor"), (AsyncCollectiveTensor, "elem"))
@@ -46,7 +45,6 @@ def patches() -> list[Patch]:
         Replace(DETECT_FAKE_MODE.owner, DETECT_FAKE_MODE.name, lambda *inputs: fake),
         Replace(RANDOM_STATE.owner, RANDOM_STATE.name, OwnRandomState()),
         Call(composite_dispatch.register_for_distributed, composite_dispatch.unregister_for_distributed),
-        Insert(vars(SHARDED_PARAMETER), "type", _type_on_gpu),
         *(Insert(table.TABLE, op, {table.Kind.OPS: _WRAPPING}) for op in WRAP_TENSOR),
         *(Insert(table.TABLE, op, {table.Kind.OPS: _WAITING}) for op in WAIT_TENSOR),
         *(
@@ -55,11 +53,6 @@ def patches() -> list[Patch]:
             for name in _DEVICE_NAMES
         ),
     ]
-
-
-def _type_on_gpu(value: Any) -> type:
-    """Return the type that a value has where the GPU is a real one."""
-    return torch.Tensor if type(value) is VirtualTensor else type(value)
 
 
 def _wrap(runner: Any, func: Any, args: Any, kwargs: Any) -> Any:

@@ -15,6 +15,7 @@ from memexplore.torch_internals.distributed import SOURCE_RANK, WAIT, c10d
 from memexplore.virtual_gpu.distributed import groups
 from memexplore.virtual_gpu.kernels import collective_values, collectives
 from memexplore.virtual_gpu.patches.install import Patch, Replace
+from memexplore.virtual_gpu.tensors.tensor import is_virtual
 from memexplore.virtual_gpu.values import notes
 
 _NCCL = (2, 30, 7)
@@ -65,7 +66,9 @@ def _naming(name: str, original: Callable[..., Any], position: int) -> Callable[
 def _reduce_on_cpu(group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Reduce the values of a tensor on the CPU, as of ranks that all have the values of this rank."""
     tensor = args[0] if args else kwargs.get("tensor")
-    if type(tensor) is not torch.Tensor or tensor.device.type != "cpu" or not groups.is_ours(group):
+    if type(tensor) is not torch.Tensor or is_virtual(tensor) or tensor.device.type != "cpu":
+        return
+    if not groups.is_ours(group):
         return
     with torch.no_grad():
         collective_values.reduce_values(tensor, torch.distributed.get_world_size(group))

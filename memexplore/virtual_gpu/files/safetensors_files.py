@@ -19,7 +19,7 @@ from memexplore.virtual_gpu.files import tensor_files
 from memexplore.virtual_gpu.files.overlay import Overlay
 from memexplore.virtual_gpu.files.replacements import imported, making
 from memexplore.virtual_gpu.patches.install import Replace
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+from memexplore.virtual_gpu.tensors.tensor import is_virtual
 
 _ZIP = b"PK\x03\x04"
 """First bytes of a file of `torch.save`; as the length of a safetensors header they are over its limit."""
@@ -62,15 +62,14 @@ class _Known(dict[str, Any]):
 
 def _flatten(original: Callable[..., Any], check: Callable[[Any], None]) -> Callable[..., Any]:
     def flatten(tensors: Any, *args: Any) -> Any:
-        if not isinstance(tensors, dict) or not any(isinstance(value, VirtualTensor) for value in tensors.values()):
+        if not isinstance(tensors, dict) or not any(is_virtual(value) for value in tensors.values()):
             return original(tensors, *args)
         check(tensors)
         for name, value in tensors.items():
             if not value.is_contiguous():
                 raise ValueError(f"safetensors saves no tensor that is not contiguous: call .contiguous() on {name!r}")
         values = {
-            name: tensor_files.values_of(value) if isinstance(value, VirtualTensor) else value
-            for name, value in tensors.items()
+            name: tensor_files.values_of(value) if is_virtual(value) else value for name, value in tensors.items()
         }
         if any(value is None for value in values.values()):
             return _Tensors(tensors)

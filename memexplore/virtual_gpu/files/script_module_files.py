@@ -21,7 +21,7 @@ from memexplore.virtual_gpu.files.overlay import Overlay
 from memexplore.virtual_gpu.files.replacements import making
 from memexplore.virtual_gpu.files.tensor_files import Content
 from memexplore.virtual_gpu.patches.install import Replace
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+from memexplore.virtual_gpu.tensors.tensor import is_virtual
 
 
 def rows(overlay: Overlay) -> list[Replace]:
@@ -39,9 +39,9 @@ def _save(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def save(self: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        is_virtual = any(isinstance(tensor, VirtualTensor) for tensor in chain(self.parameters(), self.buffers()))
+        virtual = any(map(is_virtual, chain(self.parameters(), self.buffers())))
         with making(overlay, f):
-            path = tensor_files.tensor_path(overlay, f, Content.UNKNOWN if is_virtual else Content.REAL)
+            path = tensor_files.tensor_path(overlay, f, Content.UNKNOWN if virtual else Content.REAL)
             return original(self, path, *args, **kwargs)
 
     return save

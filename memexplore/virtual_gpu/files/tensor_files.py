@@ -16,7 +16,8 @@ from memexplore.virtual_gpu.files import policy
 from memexplore.virtual_gpu.files.overlay import Overlay
 from memexplore.virtual_gpu.files.replacements import imported, making
 from memexplore.virtual_gpu.patches.install import Replace
-from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor
+from memexplore.virtual_gpu.tensors.live_storages import any_alive
+from memexplore.virtual_gpu.tensors.tensor import DeviceState, is_virtual
 from memexplore.virtual_gpu.values import known_values
 
 
@@ -86,7 +87,7 @@ def content_of(value: Any, module: Any = pickle) -> Content:
     class Search(module.Pickler):
         def persistent_id(self, obj: Any) -> Any:
             nonlocal content
-            if isinstance(obj, VirtualTensor):
+            if is_virtual(obj):
                 if values_of(obj) is None:
                     raise _UnknownError
                 content = Content.KNOWN
@@ -136,7 +137,7 @@ def guard() -> None:
 def _guarded(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        is_off = DeviceState.gpu_name is None and DeviceState.fake is not None
+        is_off = DeviceState.gpu_name is None and any_alive()
         is_path = isinstance(f, (str, os.PathLike))
         if is_off and is_path and content_of(obj, _pickle_module(args, kwargs)) in (Content.KNOWN, Content.UNKNOWN):
             raise RuntimeError(

@@ -23,8 +23,7 @@ from memexplore.torch_internals.dispatch import (
     kernel_lookup_of,
 )
 from memexplore.virtual_gpu.kernels import table
-from memexplore.virtual_gpu.kernels.plan import is_on_gpu
-from memexplore.virtual_gpu.tensors.tensor import BACKEND, DeviceState
+from memexplore.virtual_gpu.tensors.tensor import BACKEND, DeviceState, is_on_gpu
 from memexplore.virtual_gpu.values import notes
 
 AUTOCAST_NOTE = (

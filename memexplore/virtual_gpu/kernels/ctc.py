@@ -13,9 +13,9 @@ import torch
 
 from memexplore.tape import Category
 from memexplore.torch_internals.dispatch import schema_of
-from memexplore.virtual_gpu.kernels.plan import OpRunner, Output, Plan, Requests, Scratch, is_on_gpu, nbytes, new
+from memexplore.virtual_gpu.kernels.plan import OpRunner, Output, Plan, Requests, Scratch, nbytes, new
 from memexplore.virtual_gpu.kernels.table import Kind, rule
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+from memexplore.virtual_gpu.tensors.tensor import is_on_gpu, is_virtual
 from memexplore.virtual_gpu.values import notes, real_tensors
 
 _aten = torch.ops.aten
@@ -30,7 +30,7 @@ def _lengths(lengths: Any, longest: int) -> list[int]:
     """Return lengths as numbers: read if they are real, else the longest possible, noted as an assumption."""
     if not isinstance(lengths, torch.Tensor):
         return list(lengths)
-    if not isinstance(lengths, VirtualTensor):
+    if not is_virtual(lengths):
         return lengths.reshape(-1).tolist()
     notes.assume("the lengths in ctc_loss count as the longest possible")
     return [longest] * lengths.numel()

@@ -14,19 +14,9 @@ import torch
 from memexplore.torch_internals.dispatch import schema_of
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
 from memexplore.virtual_gpu.kernels import cub, indexing
-from memexplore.virtual_gpu.kernels.plan import (
-    Free,
-    NewTensor,
-    OpRunner,
-    Output,
-    Plan,
-    Requests,
-    Scratch,
-    argument,
-    is_on_gpu,
-)
+from memexplore.virtual_gpu.kernels.plan import Free, NewTensor, OpRunner, Output, Plan, Requests, Scratch, argument
 from memexplore.virtual_gpu.kernels.table import Kind, find, rule
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+from memexplore.virtual_gpu.tensors.tensor import is_on_gpu, is_virtual
 from memexplore.virtual_gpu.values import known_values, notes, reading, real_tensors, value_hints
 
 _aten = torch.ops.aten
@@ -50,7 +40,7 @@ HOST_RESULTS: dict[Any, tuple[int, ...]] = {
 def requests(func: Any, args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """Return the requests of an op whose result depends on values, None for those of its outputs."""
     requests_of = find(func, Kind.REQUESTS)
-    return requests_of(args, kwargs, outputs) if requests_of is not None and not args[0].host else None
+    return requests_of(args, kwargs, outputs) if requests_of is not None and not args[0].is_cpu else None
 
 
 def _new(
@@ -143,7 +133,7 @@ def _consecutive_requests(args: Any, kwargs: Any, outputs: list[Any]) -> Request
 
 def _count_true(mask: torch.Tensor, assumption: str) -> int:
     """Return the number of elements that a mask keeps: all, or the share in its value hints; note the assumption."""
-    known = reading.read_known(mask) if isinstance(mask, VirtualTensor) else mask
+    known = reading.read_known(mask) if is_virtual(mask) else mask
     if known is not None:
         return int(known.count_nonzero())
     share = value_hints.of(mask).share
@@ -158,10 +148,10 @@ def _count_true(mask: torch.Tensor, assumption: str) -> int:
 def nonzero(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """nonzero: all elements, or the share of true elements in the tensor's value hints."""
     tensor = args[0]
-    if not isinstance(tensor, VirtualTensor):
+    if not is_virtual(tensor):
         return NotImplemented
     count = _count_true(tensor, "nonzero and boolean masks keep every element")
-    (indices,) = _new(runner, func, args, tensor.host, ((count, tensor.dim()), torch.int64))
+    (indices,) = _new(runner, func, args, tensor.is_cpu, ((count, tensor.dim()), torch.int64))
     return indices
 
 
@@ -172,7 +162,7 @@ def masked_select(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     count = _count_true(mask, "masked_select keeps every element")
     # Broadcasting repeats each element of the mask.
     count *= math.prod(torch.broadcast_shapes(tensor.shape, mask.shape)) // max(1, mask.numel())
-    return _new(runner, func, args, tensor.host, ((count,), tensor.dtype))[0]
+    return _new(runner, func, args, tensor.is_cpu, ((count,), tensor.dtype))[0]
 
 
 @rule(Kind.DATA_DEPENDENT, "cuda/Unique.cu", _aten._unique2.default, _aten._unique.default)
@@ -195,7 +185,7 @@ def unique(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
         (tuple(tensor.shape) if inverse else (0,), torch.int64),
         ((count,) if counts else (0,), torch.int64),
     ]
-    return tuple(_new(runner, func, args, tensor.host, *sizes[: len(schema_of(func).returns)]))
+    return tuple(_new(runner, func, args, tensor.is_cpu, *sizes[: len(schema_of(func).returns)]))
 
 
 @rule(
@@ -220,7 +210,7 @@ def unique_along_dim(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any
         (inverse if arguments.get("return_inverse") else (0,), torch.int64),
         ((count,) if arguments.get("return_counts") else (0,), torch.int64),
     ]
-    return tuple(_new(runner, func, args, tensor.host, *sizes, kwargs=kwargs))
+    return tuple(_new(runner, func, args, tensor.is_cpu, *sizes, kwargs=kwargs))
 
 
 @rule(Kind.DATA_DEPENDENT, "PackedSequence.cpp", _aten._pack_padded_sequence.default)
@@ -228,25 +218,25 @@ def pack_padded_sequence(runner: OpRunner, func: Any, args: Any, kwargs: Any) ->
     """_pack_padded_sequence: lengths on the CPU are real; lengths on the virtual GPU count as the longest possible."""
     tensor, lengths, batch_first = args
     longest = tensor.shape[1 if batch_first else 0]
-    if isinstance(lengths, VirtualTensor):
+    if is_virtual(lengths):
         known = reading.read_known(lengths)
         if known is None:
             notes.assume("every sequence has full length")
         lengths = real_tensors.full((lengths.numel(),), longest) if known is None else known
     sizes = (lengths[None] > real_tensors.arange(int(lengths.max()))[:, None]).sum(1)
     shape = (int(lengths.sum()), *tensor.shape[2:])
-    return _new(runner, func, args, tensor.host, (shape, tensor.dtype))[0], sizes
+    return _new(runner, func, args, tensor.is_cpu, (shape, tensor.dtype))[0], sizes
 
 
 @rule(Kind.DATA_DEPENDENT, "PackedSequence.cpp", _aten._pad_packed_sequence.default)
 def pad_packed_sequence(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """_pad_packed_sequence, whose batch sizes are real."""
     tensor, sizes, batch_first, _, total = args
-    if isinstance(sizes, VirtualTensor):
+    if is_virtual(sizes):
         return NotImplemented
     longest, batch = max(len(sizes), total), int(sizes[0])
     lengths = (sizes[None] > real_tensors.arange(batch)[:, None]).sum(1)
-    (padded,) = _new(runner, func, args, tensor.host, ((longest, batch, *tensor.shape[1:]), tensor.dtype))
+    (padded,) = _new(runner, func, args, tensor.is_cpu, ((longest, batch, *tensor.shape[1:]), tensor.dtype))
     return (_aten.transpose.int(padded, 0, 1) if batch_first else padded), lengths
 
 
@@ -258,7 +248,7 @@ def repeat_interleave(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> An
     if size is None:
         notes.assume("repeat_interleave repeats every element once")
         size = repeats.numel()
-    return _new(runner, func, args, repeats.host, ((size,), torch.int64), kwargs=kwargs)[0]
+    return _new(runner, func, args, repeats.is_cpu, ((size,), torch.int64), kwargs=kwargs)[0]
 
 
 @rule(Kind.DATA_DEPENDENT, "cuda/SummaryOps.cu", _aten.bincount.default)
@@ -274,8 +264,8 @@ def bincount(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
         size = max(minlength, int(known.max()) + 1 if known.numel() else 0)
     weights = argument(args, kwargs, 1, "weights", None)
     dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
-    counts = _new(runner, func, args, tensor.host, ((size,), dtype))[0]
-    if known is None and weights is None and not tensor.host and size <= tensor.numel():
+    counts = _new(runner, func, args, tensor.is_cpu, ((size,), dtype))[0]
+    if known is None and weights is None and not tensor.is_cpu and size <= tensor.numel():
         share, rest = divmod(tensor.numel(), size)
         known_values.put(counts, real_tensors.tensor([share + 1] * rest + [share] * (size - rest)))
     return counts

@@ -9,12 +9,9 @@ from typing import Any
 
 import torch
 
-from memexplore.virtual_gpu.kernels.plan import (
-    OpRunner,
-    argument,
-    is_on_gpu,
-)
+from memexplore.virtual_gpu.kernels.plan import OpRunner, argument
 from memexplore.virtual_gpu.kernels.table import Kind, rule
+from memexplore.virtual_gpu.tensors.tensor import is_on_gpu
 
 _aten = torch.ops.aten
 

@@ -15,11 +15,8 @@ from memexplore.torch_internals.dispatch import disabled_torch_function, schema_
 from memexplore.virtual_gpu.kernels import attention
 from memexplore.virtual_gpu.kernels.plan import OpRunner
 from memexplore.virtual_gpu.kernels.table import Kind, rule
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 
 _aten = torch.ops.aten
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter, VirtualTensor)
 
 
 def has_torch_function(tensors: Any) -> bool:
@@ -29,7 +26,7 @@ def has_torch_function(tensors: Any) -> bool:
     """
     disabled = disabled_torch_function
     return any(
-        type(tensor) not in _PLAIN and getattr(type(tensor), "__torch_function__", disabled) is not disabled
+        type(tensor) is not torch.Tensor and getattr(type(tensor), "__torch_function__", disabled) is not disabled
         for tensor in tensors
     )
 

@@ -24,7 +24,7 @@ from memexplore.virtual_gpu.kernels.plan import (
     new_outputs,
 )
 from memexplore.virtual_gpu.kernels.table import Kind, rule
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+from memexplore.virtual_gpu.tensors.tensor import is_on_gpu
 from memexplore.virtual_gpu.values import notes
 
 _aten = torch.ops.aten
@@ -87,7 +87,7 @@ def non_maximum_suppression(runner: OpRunner, func: Any, args: Any, kwargs: Any)
     Its temporaries: the order of the scores, the sorted boxes, a bit for each pair of boxes, and a flag for each box.
     """
     boxes = args[0]
-    if not isinstance(boxes, VirtualTensor) or boxes.host:
+    if not is_on_gpu(boxes):
         return NotImplemented
     notes.assume("nms keeps every box")
     count = boxes.shape[0]

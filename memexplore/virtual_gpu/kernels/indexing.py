@@ -74,7 +74,7 @@ def _copies(indices: Any) -> Requests:
 
 
 def _is_on_cpu(index: torch.Tensor) -> bool:
-    return bool(getattr(index, "host", True))
+    return index.is_cpu
 
 
 @rule(

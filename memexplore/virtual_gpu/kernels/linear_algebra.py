@@ -10,17 +10,9 @@ from typing import Any
 
 import torch
 
-from memexplore.virtual_gpu.kernels.plan import (
-    NewTensor,
-    OpRunner,
-    Plan,
-    Requests,
-    Scratch,
-    is_on_gpu,
-    new,
-    new_outputs,
-)
+from memexplore.virtual_gpu.kernels.plan import NewTensor, OpRunner, Plan, Requests, Scratch, new, new_outputs
 from memexplore.virtual_gpu.kernels.table import Kind, rule
+from memexplore.virtual_gpu.tensors.tensor import is_on_gpu
 from memexplore.virtual_gpu.values import notes
 
 _aten = torch.ops.aten

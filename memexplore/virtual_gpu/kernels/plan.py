@@ -12,7 +12,6 @@ import torch
 
 from memexplore.tape import Category
 from memexplore.text.tensor_text import tensor_text
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
 from memexplore.virtual_gpu.values.value_hints import SetHints
 
 
@@ -208,8 +207,3 @@ def accumulator_bytes(dtype: torch.dtype) -> int:
     if dtype in (torch.float16, torch.bfloat16):
         return 4
     return dtype.itemsize if dtype.is_floating_point or dtype.is_complex else 8
-
-
-def is_on_gpu(*tensors: Any) -> bool:
-    """Return whether all of some values are tensors on the virtual GPU."""
-    return all(isinstance(tensor, VirtualTensor) and not tensor.host for tensor in tensors)

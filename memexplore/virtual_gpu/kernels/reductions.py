@@ -22,11 +22,11 @@ from memexplore.virtual_gpu.kernels.plan import (
     Scratch,
     accumulator_bytes,
     argument,
-    is_on_gpu,
     nbytes,
     new_outputs,
 )
 from memexplore.virtual_gpu.kernels.table import Kind, rule
+from memexplore.virtual_gpu.tensors.tensor import is_on_gpu
 
 _aten = torch.ops.aten
 

@@ -11,16 +11,9 @@ import torch
 
 from memexplore.virtual_gpu.kernels import cuda_build
 from memexplore.virtual_gpu.kernels.composite_dispatch import decomposed
-from memexplore.virtual_gpu.kernels.plan import (
-    OpRunner,
-    Output,
-    Requests,
-    Scratch,
-    argument,
-    is_on_gpu,
-    new_outputs,
-)
+from memexplore.virtual_gpu.kernels.plan import OpRunner, Output, Requests, Scratch, argument, new_outputs
 from memexplore.virtual_gpu.kernels.table import Kind, rule
+from memexplore.virtual_gpu.tensors.tensor import is_on_gpu
 
 _aten = torch.ops.aten
 

@@ -12,7 +12,7 @@ import torch
 from memexplore.virtual_gpu.kernels import cub, cuda_build
 from memexplore.virtual_gpu.kernels.plan import Free, OpRunner, Requests, Scratch, argument, nbytes, new_outputs
 from memexplore.virtual_gpu.kernels.table import Kind, rule
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+from memexplore.virtual_gpu.tensors.tensor import is_on_gpu
 
 _aten = torch.ops.aten
 
@@ -143,7 +143,7 @@ def median(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     median takes the middle value, or not-a-number, which sorts last; nanmedian counts those first.
     """
     source = args[0]
-    if not isinstance(source, VirtualTensor) or source.host or not source.numel():
+    if not is_on_gpu(source) or not source.numel():
         return NotImplemented
     with runner:
         ordered = _aten.sort.default(source.flatten())[0]

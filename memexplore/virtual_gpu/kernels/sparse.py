@@ -1,8 +1,8 @@
 """Imitate sparse COO tensors: gradients of `nn.Embedding(sparse=True)`, and matrices of graphs.
 
-A `SparseTensor` is a sparse tensor to autograd; its memory is that of its indices and values, and its ops are ops on
-these. Sources are below aten/src/ATen/native/sparse. Which indices are equal depends on values: where they are unknown
-`coalesce` counts every index as different, as a note on the tape says.
+A sparse tensor is one to autograd; its memory is that of its indices and values, and its ops are ops on these. Sources
+are below aten/src/ATen/native/sparse. Which indices are equal depends on values: where they are unknown `coalesce`
+counts every index as different, as a note on the tape says.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
-from memexplore.torch_internals.dispatch import DisableTorchFunction, disable_current_modes, make_subclass, schema_of
+from memexplore.torch_internals.dispatch import DisableTorchFunction, disable_current_modes, pytree, schema_of
 from memexplore.virtual_gpu.kernels import cub
 from memexplore.virtual_gpu.kernels.plan import OpRunner
 from memexplore.virtual_gpu.kernels.table import Kind, rule
-from memexplore.virtual_gpu.tensors.tensor import BACKEND, VirtualTensor
+from memexplore.virtual_gpu.tensors.sparse_contents import SparseContents, contents_of, is_sparse, set_contents
+from memexplore.virtual_gpu.tensors.tensor import is_virtual, wrap
 from memexplore.virtual_gpu.values import known_values, notes, real_tensors
 from memexplore.virtual_gpu.values.value_reads import NotSimulated
 
@@ -31,47 +32,42 @@ def _name(func: Any) -> str:
     return schema_of(func).name.split("::")[-1]
 
 
-class SparseTensor(VirtualTensor):
-    """A sparse COO tensor of the virtual GPU."""
-
-    parts: tuple[torch.Tensor, torch.Tensor]
-    """Indices, shape (sparse dimensions, count), and values, shape (count, ...)."""
-    coalesced: bool
-
-    def __tensor_flatten__(self) -> tuple[list[str], Any]:
-        # Its presence makes the dispatch mode leave ops to this class.
-        raise NotImplementedError("torch.compile does not trace a sparse tensor of a virtual GPU")
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return (
-            f"virtual(shape={tuple(self.shape)}, nnz={self.parts[1].shape[0]}, dtype={self.dtype}, layout=sparse_coo)"
-        )
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        name = _name(func)
-        handler = _HANDLERS.get(name)
-        if handler is not None:
-            with DisableTorchFunction():
-                result = handler(func, *args, **(kwargs or {}))
-            if result is not NotImplemented:
-                return result
-        raise NotSimulated(f"{func} of a sparse tensor cannot be simulated on a virtual GPU; profile it on a real GPU")
+def exist() -> bool:
+    """Return whether a sparse tensor was ever made: looking for one among the arguments of every op takes time."""
+    return SparseContents.exist
 
 
-def new(size: Any, indices: torch.Tensor, contents: torch.Tensor, coalesced: bool) -> SparseTensor:
+def among(args: Any, kwargs: Any) -> bool:
+    """Return whether a sparse tensor is among the arguments of an op."""
+    return any(map(is_sparse, pytree.tree_leaves((args, kwargs))))
+
+
+def run(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run an op that has a sparse tensor among its arguments, by ops on indices and values.
+
+    Raises NotSimulated for an op without a rule.
+    """
+    handler = _HANDLERS.get(_name(func))
+    if handler is not None:
+        result = handler(func, *args, **kwargs)
+        if result is not NotImplemented:
+            return result
+    raise NotSimulated(f"{func} of a sparse tensor cannot be simulated on a virtual GPU; profile it on a real GPU")
+
+
+def new(size: Any, indices: torch.Tensor, values: torch.Tensor, coalesced: bool) -> torch.Tensor:
     """Return a sparse tensor with given indices and values."""
     with disable_current_modes(), DisableTorchFunction():
-        shape = [tuple(part.shape) for part in (indices, contents)]
+        shape = [tuple(part.shape) for part in (indices, values)]
         plain = torch.sparse_coo_tensor(
             torch.empty(shape[0], dtype=indices.dtype, device="meta"),
-            torch.empty(shape[1], dtype=contents.dtype, device="meta"),
+            torch.empty(shape[1], dtype=values.dtype, device="meta"),
             tuple(size),
             check_invariants=False,
         )
-        result: Any = make_subclass(SparseTensor, plain, False, dispatch_device=False, device_for_backend_keys=BACKEND)
-    result.parts, result.coalesced = (indices, contents), coalesced
-    return result  # type: ignore[no-any-return]
+        result = wrap(plain, host=False)
+    set_contents(result, indices, values, coalesced)
+    return result
 
 
 @rule(Kind.OPS, "sparse/SparseTensor.cpp", _aten._sparse_coo_tensor_with_dims_and_tensors.default)
@@ -111,14 +107,15 @@ def embedding_bag_backward(runner: OpRunner, func: Any, args: Any, kwargs: Any) 
 
 def _real(value: Any) -> Any:
     """Return a virtual tensor as a real one with its values, None for unknown values, and other arguments unchanged."""
-    if isinstance(value, SparseTensor):
-        indices, contents = (known_values.of(part) for part in value.parts)
-        if indices is None or contents is None:
+    if is_sparse(value):
+        contents = contents_of(value)
+        indices, values = known_values.of(contents.indices), known_values.of(contents.values)
+        if indices is None or values is None:
             return None
         return torch.sparse_coo_tensor(
-            indices, contents, tuple(value.shape), is_coalesced=value.coalesced, check_invariants=False
+            indices, values, tuple(value.shape), is_coalesced=contents.coalesced, check_invariants=False
         )
-    return known_values.of(value) if isinstance(value, VirtualTensor) else value
+    return known_values.of(value) if is_virtual(value) else value
 
 
 def _bytes(tensor: Any) -> int:
@@ -151,7 +148,7 @@ def _computed(rule: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(rule)
     def run(func: Any, *args: Any, **options: Any) -> Any:
         result = rule(func, *args, **options)
-        if isinstance(result, VirtualTensor) and not isinstance(result, SparseTensor):
+        if is_virtual(result) and not is_sparse(result):
             with disable_current_modes():
                 _compute(func, args, result, options)
         return result
@@ -159,21 +156,21 @@ def _computed(rule: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _with_values(tensor: SparseTensor, contents: torch.Tensor) -> SparseTensor:
-    return new(tensor.shape, tensor.parts[0], contents, tensor.coalesced)
+def _with_values(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    return new(tensor.shape, contents_of(tensor).indices, values, contents_of(tensor).coalesced)
 
 
 def _detach(func: Any, tensor: Any) -> Any:
-    return _with_values(tensor, tensor.parts[1])
+    return _with_values(tensor, contents_of(tensor).values)
 
 
 def _clone(func: Any, tensor: Any, **_: Any) -> Any:
-    indices, contents = tensor.parts
-    return new(tensor.shape, indices.clone(), contents.clone(), tensor.coalesced)
+    indices, contents = contents_of(tensor).indices, contents_of(tensor).values
+    return new(tensor.shape, indices.clone(), contents.clone(), contents_of(tensor).coalesced)
 
 
 def _to_copy(func: Any, tensor: Any, **options: Any) -> Any:
-    contents = tensor.parts[1]
+    contents = contents_of(tensor).values
     device = options.get("device")
     if device is not None and device.type == "cpu":
         with disable_current_modes():
@@ -186,15 +183,15 @@ def _to_copy(func: Any, tensor: Any, **options: Any) -> Any:
         )
     return new(
         tensor.shape,
-        tensor.parts[0].clone(),
+        contents_of(tensor).indices.clone(),
         contents.to(options.get("dtype") or contents.dtype, copy=True),
-        tensor.coalesced,
+        contents_of(tensor).coalesced,
     )
 
 
 def _coalesce(func: Any, tensor: Any) -> Any:
     """Sorted flat indices, their order, and new indices and values: _coalesce_sparse_cuda in SparseCUDATensor.cu."""
-    indices, contents = tensor.parts
+    indices, contents = contents_of(tensor).indices, contents_of(tensor).values
     count = contents.shape[0]
     if count < 2:
         return new(tensor.shape, indices, contents, True)
@@ -215,9 +212,9 @@ def _coalesce(func: Any, tensor: Any) -> Any:
     return new(tensor.shape, new_indices, made, True)
 
 
-def _coalesced(tensor: SparseTensor) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+def _coalesced(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None] | None:
     """Return distinct indices and the sums of their values, None for unknown values; None for unknown indices."""
-    indices, contents = (known_values.of(part) for part in tensor.parts)
+    indices, contents = known_values.of(contents_of(tensor).indices), known_values.of(contents_of(tensor).values)
     if indices is None:
         notes.assume("coalesce finds no index twice")
         return None
@@ -229,21 +226,21 @@ def _coalesced(tensor: SparseTensor) -> tuple[torch.Tensor, torch.Tensor | None]
 
 
 def _marked(func: Any, tensor: Any, coalesced: bool) -> Any:
-    tensor.coalesced = coalesced
+    contents_of(tensor).coalesced = coalesced
     return tensor
 
 
 def _to_dense(func: Any, tensor: Any, dtype: Any = None, **_: Any) -> Any:
-    return tensor.parts[1].new_zeros(tensor.shape, dtype=dtype or tensor.dtype)
+    return contents_of(tensor).values.new_zeros(tensor.shape, dtype=dtype or tensor.dtype)
 
 
 def _of_values(func: Any, tensor: Any, *rest: Any, **options: Any) -> Any:
     """Apply an elementwise op to the values; one that is not linear, to those of distinct indices."""
-    if not isinstance(tensor, SparseTensor) or any(isinstance(value, torch.Tensor) and value.dim() for value in rest):
+    if not is_sparse(tensor) or any(isinstance(value, torch.Tensor) and value.dim() for value in rest):
         return NotImplemented
-    if _name(func) in _NOT_LINEAR and not tensor.coalesced:
+    if _name(func) in _NOT_LINEAR and not contents_of(tensor).coalesced:
         tensor = _coalesce(func, tensor)
-    result = func(tensor.parts[1], *rest, **options)
+    result = func(contents_of(tensor).values, *rest, **options)
     return tensor if _name(func).endswith("_") else _with_values(tensor, result)
 
 
@@ -251,48 +248,51 @@ def _sum(func: Any, tensor: Any, dims: Any = (), keepdim: bool = False, **option
     """The sum of all elements is that of the values."""
     if dims or keepdim:
         return NotImplemented
-    return _aten.sum(tensor.parts[1], **options)
+    return _aten.sum(contents_of(tensor).values, **options)
 
 
 def _norm(func: Any, tensor: Any, order: Any = 2, dims: Any = (), keepdim: bool = False, **options: Any) -> Any:
     """The norm of the values of distinct indices: norm_sparse in SparseTensorMath.cpp."""
     if keepdim or (dims and len(dims) < tensor.dim()):
         return NotImplemented
-    coalesced = tensor if tensor.coalesced else _coalesce(func, tensor)
-    return _aten.linalg_vector_norm(coalesced.parts[1], 2 if order is None else order, **options)
+    coalesced = tensor if contents_of(tensor).coalesced else _coalesce(func, tensor)
+    return _aten.linalg_vector_norm(contents_of(coalesced).values, 2 if order is None else order, **options)
 
 
 def _add(func: Any, first: Any, second: Any, alpha: Any = 1) -> Any:
     """Dense and sparse: the dense result; two sparse ones: all indices and values of both (SparseCUDATensorMath.cu)."""
     in_place = _name(func).endswith("_")
-    if not isinstance(first, SparseTensor):
+    if not is_sparse(first):
         return first if in_place else torch.empty_like(first)
-    if not isinstance(second, SparseTensor):
+    if not is_sparse(second):
         return torch.empty_like(second)
-    scaled = second.parts[1] if alpha == 1 else second.parts[1] * alpha
-    indices, contents = torch.cat([first.parts[0], second.parts[0]], 1), torch.cat([first.parts[1], scaled])
+    scaled = contents_of(second).values if alpha == 1 else contents_of(second).values * alpha
+    indices, contents = (
+        torch.cat([contents_of(first).indices, contents_of(second).indices], 1),
+        torch.cat([contents_of(first).values, scaled]),
+    )
     if not in_place:
         return new(first.shape, indices, contents, False)
-    first.parts, first.coalesced = (indices, contents), False
+    set_contents(first, indices, contents, False)
     return first
 
 
-def _nothing(tensor: SparseTensor) -> tuple[torch.Tensor, torch.Tensor]:
-    indices, contents = tensor.parts
+def _nothing(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    indices, contents = contents_of(tensor).indices, contents_of(tensor).values
     return indices.new_empty((indices.shape[0], 0)), contents.new_empty((0, *contents.shape[1:]))
 
 
 def _zero(func: Any, tensor: Any) -> Any:
-    tensor.parts, tensor.coalesced = _nothing(tensor), True
+    set_contents(tensor, *_nothing(tensor), True)
     return tensor
 
 
 def _transposed(func: Any, tensor: Any, first: int = 0, second: int = -1) -> Any:
     """A clone whose rows of indices are exchanged: sparse_transpose_ in TensorShape.cpp."""
     first, second = first % tensor.dim(), second % tensor.dim()
-    indices, contents = tensor.parts[0].clone(), tensor.parts[1].clone()
+    indices, contents = contents_of(tensor).indices.clone(), contents_of(tensor).values.clone()
     if first == second:
-        return new(tensor.shape, indices, contents, tensor.coalesced)
+        return new(tensor.shape, indices, contents, contents_of(tensor).coalesced)
     if max(first, second) >= indices.shape[0]:
         return NotImplemented
     kept = torch.zeros_like(indices[first]).copy_(indices[first])
@@ -305,7 +305,7 @@ def _transposed(func: Any, tensor: Any, first: int = 0, second: int = -1) -> Any
 
 def _product(func: Any, matrix: Any, dense: Any) -> Any:
     """Sparse times dense: s_addmm_out_sparse_dense_cuda in SparseCUDABlas.cpp; cuSPARSE's buffer is not counted."""
-    if not isinstance(matrix, SparseTensor) or isinstance(dense, SparseTensor):
+    if not is_sparse(matrix) or is_sparse(dense):
         return NotImplemented
     notes.add("workspaces of cuSPARSE are not counted: their sizes are not public")
     return dense.new_empty((matrix.shape[0], *dense.shape[1:]))
@@ -318,16 +318,16 @@ def _added_product(func: Any, added: Any, matrix: Any, dense: Any, **_: Any) -> 
 
 def _masked(func: Any, tensor: Any, mask: Any) -> Any:
     """The elements of a dense tensor at the indices of a sparse one: sparse_mask in SparseTensor.cpp."""
-    indices, contents = mask.parts
+    indices, contents = contents_of(mask).indices, contents_of(mask).values
     taken = tensor.new_empty((contents.shape[0], *tensor.shape[indices.shape[0] :]))
     source, positions = known_values.of(tensor), known_values.of(indices)
     if source is not None and positions is not None:
         known_values.put(taken, source[tuple(positions)])
-    return new(mask.shape, indices.clone(), taken, mask.coalesced)
+    return new(mask.shape, indices.clone(), taken, contents_of(mask).coalesced)
 
 
 def _like(func: Any, tensor: Any, **options: Any) -> Any:
-    indices, contents = tensor.parts
+    indices, contents = contents_of(tensor).indices, contents_of(tensor).values
     return new(
         tensor.shape, indices.new_empty((indices.shape[0], 0)), contents.new_empty((0, *contents.shape[1:])), True
     )
@@ -336,16 +336,16 @@ def _like(func: Any, tensor: Any, **options: Any) -> Any:
 _NOT_LINEAR = frozenset(("abs", "pow", "sign", "sqrt"))
 
 _HANDLERS: dict[str, Callable[..., Any]] = {
-    "_indices": lambda func, tensor: tensor.parts[0].detach(),
-    "_values": lambda func, tensor: tensor.parts[1].detach(),
-    "indices": lambda func, tensor: tensor.parts[0].detach(),
-    "values": lambda func, tensor: tensor.parts[1].detach(),
-    "_nnz": lambda func, tensor: tensor.parts[1].shape[0],
-    "sparse_dim": lambda func, tensor: tensor.parts[0].shape[0],
-    "dense_dim": lambda func, tensor: tensor.parts[1].dim() - 1,
-    "_dimI": lambda func, tensor: tensor.parts[0].shape[0],
-    "_dimV": lambda func, tensor: tensor.parts[1].dim() - 1,
-    "is_coalesced": lambda func, tensor: tensor.coalesced,
+    "_indices": lambda func, tensor: contents_of(tensor).indices.detach(),
+    "_values": lambda func, tensor: contents_of(tensor).values.detach(),
+    "indices": lambda func, tensor: contents_of(tensor).indices.detach(),
+    "values": lambda func, tensor: contents_of(tensor).values.detach(),
+    "_nnz": lambda func, tensor: contents_of(tensor).values.shape[0],
+    "sparse_dim": lambda func, tensor: contents_of(tensor).indices.shape[0],
+    "dense_dim": lambda func, tensor: contents_of(tensor).values.dim() - 1,
+    "_dimI": lambda func, tensor: contents_of(tensor).indices.shape[0],
+    "_dimV": lambda func, tensor: contents_of(tensor).values.dim() - 1,
+    "is_coalesced": lambda func, tensor: contents_of(tensor).coalesced,
     "is_same_size": lambda func, first, second: first.shape == second.shape,
     "_coalesced_": _marked,
     "_coalesce": _coalesce,

@@ -21,9 +21,7 @@ _aten = torch.ops.aten
 def copy_into(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     """copy_."""
     target, source = args[:2]
-    planned = NewTensor(
-        tuple(target.shape), tuple(target.stride()), 0, target.dtype, nbytes(target), getattr(target, "host", True)
-    )
+    planned = NewTensor(tuple(target.shape), tuple(target.stride()), 0, target.dtype, nbytes(target), target.is_cpu)
     return _temporaries(planned, source, argument(args, kwargs, 2, "non_blocking", False)) or None
 
 
@@ -37,7 +35,7 @@ def to_copy(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
 
 
 def _temporaries(target: NewTensor, source: torch.Tensor, non_blocking: bool) -> Requests:
-    from_host = getattr(source, "host", True)
+    from_host = source.is_cpu
     if from_host == target.host:
         return []
     stride = _expanded(source, target.shape)

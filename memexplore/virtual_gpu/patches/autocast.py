@@ -25,7 +25,7 @@ from memexplore.torch_internals.tensors import is_view
 from memexplore.virtual_gpu.dispatch import autograd_engine
 from memexplore.virtual_gpu.kernels import recurrent, table
 from memexplore.virtual_gpu.patches.install import Call, Keep, Patch, Replace
-from memexplore.virtual_gpu.tensors.tensor import BACKEND, VirtualTensor
+from memexplore.virtual_gpu.tensors.tensor import BACKEND, is_on_gpu
 
 _LOWER = (
     "_convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input "
@@ -63,12 +63,7 @@ _cache: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}
 
 def _eligible(value: Any) -> bool:
     """Whether autocast casts a value: a floating-point tensor on the device that is not double."""
-    return (
-        isinstance(value, VirtualTensor)
-        and not value.host
-        and value.is_floating_point()
-        and value.dtype != torch.float64
-    )
+    return is_on_gpu(value) and value.is_floating_point() and value.dtype != torch.float64
 
 
 def _cached_cast(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -1,8 +1,7 @@
 """Replace the native library of bitsandbytes: loading it needs CUDA's own libraries, which may be missing.
 
 The ops of bitsandbytes arrive in the dispatch mode as all others; only managed memory, of which paged optimizers make
-their states, is the library's own. Its classes of parameters quantize a parameter when it moves to the GPU; a virtual
-one stays a `VirtualTensor` that has their methods.
+their states, is the library's own.
 """
 
 from __future__ import annotations
@@ -14,13 +13,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
-from memexplore.torch_internals.dispatch import MAKE_SUBCLASS
-from memexplore.torch_internals.tensors import PARAMETER_MARK
-from memexplore.virtual_gpu.patches import user_classes
 from memexplore.virtual_gpu.patches.install import Replace
-from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor
+from memexplore.virtual_gpu.tensors.tensor import DeviceState
 from memexplore.virtual_gpu.values import notes
 from memexplore.virtual_gpu.values.value_reads import NotSimulated
 
@@ -77,32 +71,6 @@ def _managed_memory(size: int) -> int:
     return ctypes.addressof(view)
 
 
-def _moving(kind: type, name: str, tensor: Any) -> Callable[..., Any]:
-    """Return a method of a class of parameters, for a virtual tensor that it has not quantized yet."""
-
-    def move(*args: Any, **kwargs: Any) -> Any:
-        quantized = tensor.dtype is torch.int8 or tensor.__dict__.get("bnb_quantized", False)
-        return getattr(VirtualTensor if quantized else kind, name)(tensor, *args, **kwargs)
-
-    return move
-
-
-def _make_subclass(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `torch.Tensor._make_subclass`, with which bitsandbytes makes its parameters, for virtual tensors too."""
-
-    def make(kind: type, data: Any, require_grad: bool = False, **kwargs: Any) -> Any:
-        if not isinstance(data, VirtualTensor) or not kind.__module__.startswith("bitsandbytes."):
-            return original(kind, data, require_grad, **kwargs)
-        result = data.detach().requires_grad_(require_grad)
-        setattr(result, PARAMETER_MARK, True)
-        for name in _MOVES & vars(kind).keys():
-            result.__dict__[name] = _moving(kind, name, result)
-        return result
-
-    return make
-
-
-_MOVES = {"to", "cuda", "cpu", "_quantize"}
 _IS_BITSANDBYTES = re.compile(r"bitsandbytes(\.|$)").match
 
 
@@ -123,6 +91,5 @@ def rows() -> list[Replace]:
     ]
     return [
         Replace(ctypes.LibraryLoader, "LoadLibrary", load_library),
-        Replace(*MAKE_SUBCLASS, staticmethod(_make_subclass(user_classes.making(MAKE_SUBCLASS.value)))),
         *loaded,
     ]

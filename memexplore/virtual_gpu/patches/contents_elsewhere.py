@@ -17,8 +17,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from memexplore.torch_internals.dispatch import disable_current_modes
-from memexplore.torch_internals.tensors import PARAMETER_MARK
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor, wrap
+from memexplore.virtual_gpu.tensors.tensor import is_virtual, wrap
 from memexplore.virtual_gpu.values import real_tensors
 
 SET_DATA: Callable[[torch.Tensor, torch.Tensor], None] = torch.Tensor.data.__set__  # type: ignore[attr-defined]
@@ -30,15 +29,15 @@ def _nothing() -> None:
 
 
 @functools.cache
-def _empty(dtype: torch.dtype, host: bool) -> VirtualTensor:
+def _empty(dtype: torch.dtype, host: bool) -> torch.Tensor:
     with disable_current_modes(), torch.inference_mode(False):
         return wrap(real_tensors.empty(0, dtype=dtype, device="meta"), host)
 
 
-def _without_memory(tensor: VirtualTensor) -> None:
+def _without_memory(tensor: torch.Tensor) -> None:
     # Of another dtype: torch then forgets the node that adds to the gradient, as it does when the device changes. A
     # graph that has the node keeps it.
-    SET_DATA(tensor, _empty(torch.float16 if tensor.dtype != torch.float16 else torch.float32, tensor.host))
+    SET_DATA(tensor, _empty(torch.float16 if tensor.dtype != torch.float16 else torch.float32, tensor.is_cpu))
 
 
 class ContentsElsewhere:
@@ -55,7 +54,7 @@ class ContentsElsewhere:
         if not before.requires_grad:
             self.move_gradient(tensor)
             return
-        if not isinstance(before, VirtualTensor):
+        if not is_virtual(before):
             # The user's own, which is restored when the virtual GPU is turned off.
             return
         before.__dict__.clear()
@@ -65,11 +64,10 @@ class ContentsElsewhere:
     def back(self, tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor | None:
         """Return the contents that `tensor` had on the device of `data`, with that data; None if it had none."""
         before = self._before.get(tensor)
-        if type(before) is not type(data):
+        if before is None or is_virtual(before) != is_virtual(data) or before.is_cpu != data.is_cpu:
             return None
         SET_DATA(before, data)
-        if isinstance(tensor, torch.nn.Parameter) or getattr(tensor, PARAMETER_MARK, False):
-            setattr(before, PARAMETER_MARK, True)
+        before.__class__ = type(tensor)
         return before.requires_grad_(tensor.requires_grad)  # type: ignore[no-any-return]
 
     def move_gradient(self, gradient: torch.Tensor) -> None:
@@ -78,7 +76,7 @@ class ContentsElsewhere:
         if read is not gradient or tensor is None or tensor not in self._before:
             return
         before = self._before[tensor]
-        if type(gradient) is type(before):
+        if gradient.device == before.device:
             # FSDP1 without synchronization: the full gradient of a parameter that is a shard on the CPU again.
             _GRADIENT.__set__(tensor, None)
             SET_DATA(before, gradient.data)

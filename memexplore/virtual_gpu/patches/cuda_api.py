@@ -23,7 +23,7 @@ from memexplore.virtual_gpu.patches.cuda_objects import Cudart, DeviceContext, P
 from memexplore.virtual_gpu.patches.device_names import index_of
 from memexplore.virtual_gpu.tensors import local_device
 from memexplore.virtual_gpu.tensors.live_storages import live_storages
-from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor
+from memexplore.virtual_gpu.tensors.tensor import DeviceState, is_virtual
 from memexplore.virtual_gpu.values.value_reads import NotSimulated
 
 _READ_PROPERTIES = frozenset(
@@ -295,7 +295,7 @@ _DTYPES = frozenset(value for value in vars(torch).values() if isinstance(value,
 
 def record_stream(tensor: Any, stream: Any) -> None:
     """`Tensor.record_stream`: the virtual device runs in order, so that a free never waits; recordings note the use."""
-    if not isinstance(tensor, VirtualTensor):
+    if not is_virtual(tensor):
         raise RuntimeError("record_stream needs a CUDA tensor")
     running = runner.active()
     ref = live_storages.get(storage_key(untyped_storage(tensor)))

@@ -21,10 +21,10 @@ from memexplore.torch_internals.dispatch import (
     function_mode_stack,
 )
 from memexplore.torch_internals.tensors import without_functorch
-from memexplore.virtual_gpu.patches import indexing, wrappers
+from memexplore.virtual_gpu.patches import wrappers
 from memexplore.virtual_gpu.patches.contents_elsewhere import SET_DATA
-from memexplore.virtual_gpu.tensors import local_device
-from memexplore.virtual_gpu.tensors.tensor import META, DeviceState, VirtualTensor, fake_cpu_tensor
+from memexplore.virtual_gpu.tensors import local_device, methods
+from memexplore.virtual_gpu.tensors.tensor import META, DeviceState, fake_cpu_tensor, is_virtual
 from memexplore.virtual_gpu.user_traceback import hide_own_frames
 from memexplore.virtual_gpu.values import real_tensors, virtual_numbers
 from memexplore.virtual_gpu.values.value_reads import NotSimulated
@@ -92,20 +92,7 @@ def _to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             "Cannot copy out of meta tensor; no data! Please use torch.nn.Module.to_empty() instead of "
             "torch.nn.Module.to() when moving module from meta to a different device."
         )
-    if args[0].layout is torch.jagged and not wrappers.is_on_gpu(args[0]) and renamed(device) is not device:
-        return _jagged_to(args, kwargs)
     return _Tensor.to(*args, **kwargs)
-
-
-def _jagged_to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Move a real nested tensor: its lengths keep the symbol that they have in its shape."""
-    source = args[0]
-    ragged = source.offsets() if source.lengths() is None else source.lengths()
-    ragged.nested_int_memo = next(size for size in source.shape if not isinstance(size, int))
-    try:
-        return _Tensor.to(*args, **kwargs)
-    finally:
-        del ragged.nested_int_memo
 
 
 def _sparse_to(source: torch.Tensor, device: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -150,7 +137,7 @@ def _from_data(make: Callable[..., torch.Tensor]) -> Callable[[tuple[Any, ...], 
         target = renamed(device)
         if virtual_numbers.within(data):
             return _unknown(make(*args, **{**kwargs, "device": "cpu"}), target)
-        if not isinstance(data, VirtualTensor) and target is device:
+        if not is_virtual(data) and target is device:
             return make(*args, **kwargs)
         gradient = kwargs.pop("requires_grad", False)
         if isinstance(data, torch.Tensor):
@@ -237,18 +224,14 @@ def _property_of_wrapped(name: str) -> Callable[[tuple[Any, ...], dict[str, Any]
 
 _PLACE = ("device", "is_cuda", "is_cpu", "is_meta")
 _HANDLERS: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {
-    **indexing.HANDLERS,
     _Tensor.to: _to,
     _Tensor.cuda: _cuda,
     _Tensor.new: _new,
     _Tensor.new_tensor: _new_tensor,
-    _Tensor.pin_memory: _pin_memory,
     _Tensor.share_memory_: _share_memory,
-    _Tensor.type: _type,
-    **{
-        getattr(_Tensor, name).__get__: _property_of_wrapped(name)
-        for name in ("device", "is_cuda", "is_meta", "is_cpu")
-    },
+    **dict.fromkeys(methods.keys_of("pin_memory"), _pin_memory),
+    **dict.fromkeys(methods.keys_of("type"), _type),
+    **{key: _property_of_wrapped(name) for name in _PLACE for key in methods.keys_of(name)},
     torch.tensor: _from_data(torch.tensor),
     torch.as_tensor: _from_data(torch.as_tensor),
     torch.asarray: _from_data(torch.asarray),
@@ -258,18 +241,19 @@ _HANDLERS: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {
 class DeviceRenaming(TorchFunctionMode):
     """Function mode that replaces `cuda` in the arguments of every torch function.
 
-    `set_data` is `tensor.data = other` where the device changes; `of_data` handles what reads such a tensor.
+    `set_data` is `tensor.data = other` where the device changes; `handlers` are further functions to call in place of
+    functions of torch.
     """
 
     on = True
     """Whether the virtual GPU is on: a thread that outlives its block still has the mode."""
 
     def __init__(
-        self, set_data: Callable[[torch.Tensor, torch.Tensor], None], of_data: dict[Any, Callable[..., Any]]
+        self, set_data: Callable[[torch.Tensor, torch.Tensor], None], handlers: dict[Any, Callable[..., Any]]
     ) -> None:
         super().__init__()
         self._other_device = set_data
-        self._handlers = {**_HANDLERS, **of_data, SET_DATA: self._set_data}
+        self._handlers = {**_HANDLERS, **handlers, SET_DATA: self._set_data}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
@@ -370,8 +354,3 @@ def _on_users_meta(func: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
     finally:
         calls.meta -= 1
-
-
-def is_virtual(value: Any) -> bool:
-    """Whether a value is a virtual tensor: on the virtual GPU, or on the CPU in a module built while the GPU is on."""
-    return isinstance(value, VirtualTensor)

@@ -13,7 +13,7 @@ import torch
 
 from memexplore.torch_internals.dispatch import pytree
 from memexplore.torch_internals.higher_order import unfused_flex_attention
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+from memexplore.virtual_gpu.tensors.tensor import is_on_gpu, is_virtual
 
 
 def calling(original: Callable[..., Any], in_compiled_code: Callable[[], bool]) -> Callable[..., Any]:
@@ -21,9 +21,9 @@ def calling(original: Callable[..., Any], in_compiled_code: Callable[[], bool]) 
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         run = _HANDLERS.get(self.__name__)
-        if run is not None and any(isinstance(value, VirtualTensor) for value in pytree.tree_leaves((args, kwargs))):
+        if run is not None and any(is_virtual(value) for value in pytree.tree_leaves((args, kwargs))):
             return run(*args, **kwargs)
-        if self.__name__ == "flex_attention" and isinstance(args[0], VirtualTensor) and not args[0].host:
+        if self.__name__ == "flex_attention" and is_on_gpu(args[0]):
             return _flex_attention(in_compiled_code(), *args, **kwargs)
         return original(self, *args, **kwargs)
 

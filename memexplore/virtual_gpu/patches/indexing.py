@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+from memexplore.virtual_gpu.tensors.tensor import is_virtual
 from memexplore.virtual_gpu.values import real_tensors
 from memexplore.virtual_gpu.values.virtual_array import VirtualArray
 
@@ -26,12 +26,12 @@ _slice = torch.ops.aten.slice.Tensor
 
 def _getitem(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor, index = args
-    return _GETITEM(tensor, _with_known_values(index) if isinstance(tensor, VirtualTensor) else index)
+    return _GETITEM(tensor, _with_known_values(index) if is_virtual(tensor) else index)
 
 
 def _setitem(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     tensor, index, value = args
-    _SETITEM(tensor, _with_known_values(index) if isinstance(tensor, VirtualTensor) else index, value)
+    _SETITEM(tensor, _with_known_values(index) if is_virtual(tensor) else index, value)
 
 
 def _with_known_values(index: Any) -> Any:
@@ -61,9 +61,6 @@ def _tensor_of(entry: Any) -> Any:
 def _is_integer(value: Any) -> bool:
     return type(value) in (int, bool) or isinstance(value, np.integer)
 
-
-HANDLERS = {_GETITEM: _getitem, _SETITEM: _setitem}
-"""Function of torch -> function that the function mode calls in its place, with positional and keyword arguments."""
 
 # --- views for each slice, until torch 2.8 ----------------------------------------------------------------------------
 
@@ -100,6 +97,16 @@ def getitem(tensor: torch.Tensor, index: Any) -> torch.Tensor:
     if advanced:
         return _GETITEM(result, tuple(advanced))
     return result if result is not tensor else _GETITEM(tensor, index)
+
+
+def _getitem_before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor, index = args
+    return getitem(tensor, _with_known_values(index)) if is_virtual(tensor) else _GETITEM(tensor, index)
+
+
+def handlers(release: tuple[int, int]) -> dict[Any, Any]:
+    """Return the functions that the function mode calls in place of torch's under the rules of a release."""
+    return {_GETITEM: _getitem if release >= SKIPPED_SINCE else _getitem_before, _SETITEM: _setitem}
 
 
 def _is_supported(index: tuple[Any, ...]) -> bool:

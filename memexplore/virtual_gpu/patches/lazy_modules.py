@@ -21,7 +21,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_l
 from memexplore.torch_internals.modules import HOOKS_BEFORE_FORWARD, buffers_of, parameters_of
 from memexplore.torch_internals.tensors import raw_device_of
 from memexplore.virtual_gpu.patches.install import Replace
-from memexplore.virtual_gpu.tensors.tensor import DeviceState, VirtualTensor
+from memexplore.virtual_gpu.tensors.tensor import DeviceState, is_virtual
 
 _Mixin: Any = parameters.UninitializedTensorMixin  # type: ignore[attr-defined]
 
@@ -39,7 +39,7 @@ class LazyModules:
 
         def materialize(tensor: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
             made = torch.empty(shape, device=tensor.device if device is None else device, dtype=dtype or tensor.dtype)
-            if isinstance(made, VirtualTensor):
+            if is_virtual(made):
                 exchange(tensor, made, self._restored.pop(id(tensor), (None, False))[1])
             else:
                 tensor.data = made
@@ -77,9 +77,9 @@ class LazyModules:
             **kwargs: Any,
         ) -> Any:
             data = torch.empty(0, device=device, dtype=dtype)
-            is_virtual = isinstance(data, VirtualTensor)
-            made = original(cls, requires_grad, "cpu" if is_virtual else device, data.dtype, *args, **kwargs)
-            if is_virtual:
+            virtual = is_virtual(data)
+            made = original(cls, requires_grad, "cpu" if virtual else device, data.dtype, *args, **kwargs)
+            if virtual:
                 self._enter(made, False)
             return made
 
@@ -93,7 +93,7 @@ class LazyModules:
         """Apply a function that moves tensors, that of `Module.to`, to an uninitialized one."""
         applied = function(torch.empty(0, device="cpu", dtype=tensor.dtype))
         self._restored.pop(id(tensor), None)
-        if isinstance(applied, VirtualTensor):
+        if is_virtual(applied):
             self._enter(tensor, restored)
         if applied.dtype is not tensor.dtype:
             tensor.data = torch.empty(0, device="cpu", dtype=applied.dtype)

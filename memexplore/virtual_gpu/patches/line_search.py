@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from memexplore.torch_internals.modules import STRONG_WOLFE
-from memexplore.virtual_gpu.patches.device_names import is_virtual
 from memexplore.virtual_gpu.patches.install import Replace
+from memexplore.virtual_gpu.tensors.tensor import is_virtual
 from memexplore.virtual_gpu.values import known_values, notes
 
 _NEVER, _AT_ONCE = -math.inf, math.inf

@@ -13,10 +13,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 from memexplore.torch_internals.dispatch import FLATTEN, DisableTorchFunction
 from memexplore.torch_internals.modules import MODULE_APPLY, OWN_TENSORS, apply_of, buffers_of, parameters_of
 from memexplore.torch_internals.state import contents_key
-from memexplore.torch_internals.tensors import PARAMETER_MARK, TENSOR_HOOKS, swap_tensors
+from memexplore.torch_internals.tensors import TENSOR_HOOKS, swap_tensors
 from memexplore.virtual_gpu.patches.contents_elsewhere import ContentsElsewhere
 from memexplore.virtual_gpu.patches.lazy_modules import LazyModules, is_lazy
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+from memexplore.virtual_gpu.tensors.tensor import is_virtual
 
 
 class _Original(NamedTuple):
@@ -113,7 +113,7 @@ class ModuleMoves:
                 self.lazy.move(buffer, function, restored)
             elif buffer is not None:
                 applied = function(buffer)
-                if isinstance(applied, VirtualTensor) and not isinstance(buffer, VirtualTensor):
+                if is_virtual(applied) and not is_virtual(buffer):
                     self._keep_buffer(module, name, buffer)
                 buffers[name] = applied
 
@@ -140,20 +140,20 @@ class ModuleMoves:
 
         Attributes and hooks of `tensor` stay. Returns the tensor object that has its contents of before, if one has.
         """
-        if not isinstance(tensor, VirtualTensor) and not isinstance(applied, VirtualTensor):
+        if not is_virtual(tensor) and not is_virtual(applied):
             if hasattr(applied, FLATTEN):
                 # As `Module._apply` does for wrappers such as DTensor.
                 torch.utils.swap_tensors(tensor, torch.nn.Parameter(applied, requires_grad=tensor.requires_grad))
             else:
                 tensor.data = applied
             return None
-        is_parameter = isinstance(tensor, torch.nn.Parameter) or getattr(tensor, PARAMETER_MARK, False)
-        if type(applied) is VirtualTensor:
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        if is_virtual(applied) and type(applied) is torch.Tensor:
             # As `torch.nn.Parameter` does, which detaches once more. The count of writes in place is not shared with
             # `applied`: FSDP1 writes to its shard between the forward and the backward of a view of the parameter.
             other: torch.Tensor = applied.data.requires_grad_(tensor.requires_grad)
             if is_parameter:
-                setattr(other, PARAMETER_MARK, True)
+                other.__class__ = torch.nn.Parameter
         elif is_parameter:
             other = torch.nn.Parameter(applied.detach(), requires_grad=tensor.requires_grad)
         else:
@@ -167,7 +167,7 @@ class ModuleMoves:
         for hooks in TENSOR_HOOKS:
             if getattr(tensor, hooks) is not None:
                 setattr(other, hooks, getattr(tensor, hooks))
-        if restored and not isinstance(tensor, VirtualTensor) and id(tensor) not in self._tensors:
+        if restored and not is_virtual(tensor) and id(tensor) not in self._tensors:
             # Before the swap: an interrupt inside it leaves a tensor that is neither the one nor the other.
             reference = self._reference(self._tensors, id(tensor), tensor)
             self._tensors[id(tensor)] = _Original(reference, type(tensor), tensor.__dict__, contents_key(tensor), other)
@@ -230,7 +230,7 @@ def parsing(original: Callable[..., Any]) -> Callable[..., Any]:
     def parse(*args: Any, **kwargs: Any) -> Any:
         if args and type(args[0]) is int:
             args = (torch.device("cuda", args[0]), *args[1:])
-        elif args and isinstance(args[0], VirtualTensor):
+        elif args and is_virtual(args[0]):
             args = (args[0].device, args[0].dtype, *args[1:])
         with DisableTorchFunction():
             return original(*args, **kwargs)
@@ -264,7 +264,7 @@ def _copied(value: Any) -> Any:
 
 def _restore_state(optimizer: torch.optim.Optimizer, before: dict[Any, dict[Any, Any]]) -> None:
     for parameter, state in list(optimizer.state.items()):
-        if any(isinstance(value, VirtualTensor) for value in state.values()):
+        if any(is_virtual(value) for value in state.values()):
             if parameter in before:
                 optimizer.state[parameter] = before[parameter]
             else:

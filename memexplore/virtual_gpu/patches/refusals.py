@@ -16,9 +16,9 @@ import torch.utils.dlpack
 from memexplore.torch_internals.dispatch import pytree
 from memexplore.torch_internals.tensors import storage_key
 from memexplore.virtual_gpu.dispatch import unsupported
-from memexplore.virtual_gpu.patches.device_names import is_virtual
 from memexplore.virtual_gpu.patches.install import Replace
 from memexplore.virtual_gpu.tensors.live_storages import live_storages
+from memexplore.virtual_gpu.tensors.tensor import is_virtual
 from memexplore.virtual_gpu.values.reading import NO_DLPACK
 from memexplore.virtual_gpu.values.value_reads import NotSimulated
 

@@ -28,18 +28,17 @@ from memexplore.virtual_gpu.patches import (
     cuda_objects,
     failed_backward,
     higher_order,
-    indexing,
     line_search,
     refusals,
     torch_names,
     triton_kernels,
 )
 from memexplore.virtual_gpu.patches.compile import EagerCompile
-from memexplore.virtual_gpu.patches.device_names import DeviceRenaming, in_backward, is_virtual
+from memexplore.virtual_gpu.patches.device_names import DeviceRenaming, in_backward
 from memexplore.virtual_gpu.patches.install import Replace
 from memexplore.virtual_gpu.patches.module_moves import ModuleMoves, parsing
 from memexplore.virtual_gpu.patches.serialization import load_function
-from memexplore.virtual_gpu.tensors.tensor import DeviceState, HostTensor, VirtualTensor
+from memexplore.virtual_gpu.tensors.tensor import DeviceState, is_virtual
 from memexplore.virtual_gpu.user_traceback import without_own_frames
 from memexplore.virtual_gpu.values import notes
 
@@ -86,7 +85,6 @@ def rows(
         Replace(*internals.ENGINE_RUN_BACKWARD, without_own_frames(in_backward(renaming, _run_backward()))),
         Replace(*internals.USE_CUDNN_RNN, lambda: True),
         Replace(*internals.GROUP_TENSORS, _grouped(internals.GROUP_TENSORS.value)),
-        *(Replace(*types, [*types.value, VirtualTensor, HostTensor]) for types in internals.FOREACH_TYPES),
         # torch looks for an accelerator once in a process, and a checkpoint on the CPU has found none.
         Replace(*internals.DEFAULT_DEVICE_TYPE, "cuda"),
         Replace(*internal_cuda.EXCHANGE_DEVICE, lambda device: 0),
@@ -95,13 +93,6 @@ def rows(
         # Pinned memory is host memory: the loader's own thread must not look for a device.
         Replace(*internal_cuda.PIN_MEMORY, lambda data, device=None: data),
     ]
-
-
-def rows_of_release(release: tuple[int, int]) -> list[Replace]:
-    """Return the replacements for the rules of some releases of torch only."""
-    if release < indexing.SKIPPED_SINCE:
-        return [Replace(VirtualTensor, "__getitem__", indexing.getitem)]
-    return []
 
 
 _PROFILER_NOTE = "torch.profiler times the CPU only: a virtual GPU runs no kernels"

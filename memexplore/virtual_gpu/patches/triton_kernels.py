@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memexplore.virtual_gpu.patches.install import Replace
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+from memexplore.virtual_gpu.tensors.tensor import is_virtual
 from memexplore.virtual_gpu.values import known_values
 
 
@@ -35,7 +35,7 @@ def _is_installed() -> bool:
 def _launch(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, VirtualTensor)]
+        tensors = [value for value in (*args, *kwargs.values()) if is_virtual(value)]
         if not tensors:
             return original(self, *args, **kwargs)
         for tensor in tensors:

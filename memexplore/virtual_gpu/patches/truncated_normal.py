@@ -12,8 +12,8 @@ from torch.overrides import TorchFunctionMode
 
 from memexplore.torch_internals import modules as internals
 from memexplore.torch_internals.dispatch import FLATTEN
-from memexplore.virtual_gpu.patches.device_names import is_virtual
 from memexplore.virtual_gpu.patches.install import Patch, Replace
+from memexplore.virtual_gpu.tensors.tensor import is_virtual
 
 _DRAWS_AGAIN = (2, 13)
 """The first release that does so (torch/nn/init.py); those before compute all values in place."""

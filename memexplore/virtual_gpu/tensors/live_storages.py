@@ -1,4 +1,4 @@
-"""Keep the storages on the virtual GPU: for each its block, its address and its reference."""
+"""Keep account of the storages of virtual tensors: for those on the GPU the block, its address and its reference."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from memexplore.text.tensor_text import dtype_of, shape_of
 from memexplore.torch_internals.tensors import storage_key
+from memexplore.virtual_gpu.values import value_hints
 
 
 class StorageRef(weakref.ref[Any]):
@@ -35,19 +36,51 @@ class StorageRef(weakref.ref[Any]):
 
 live_storages: dict[int, StorageRef] = {}
 """Key -> reference of every storage alive or held on the virtual GPU, in order of allocation."""
+host_storages: dict[int, StorageRef] = {}
+"""Key -> reference of every storage of CPU tensors without values."""
+_empty_storages: dict[int, StorageRef] = {}
+"""Key -> reference of every storage of tensors without elements, which gets no block."""
+
+
+class Watch:
+    """What is done about the first and the last of the storages of virtual tensors: see methods.py."""
+
+    begin: Callable[[], object] = staticmethod(lambda: None)
+    """Called when a storage without a block is made, which may be while no virtual GPU is on."""
+    end: Callable[[], object] = staticmethod(lambda: None)
+    """Called when none is alive any more."""
+
+
+def any_alive() -> bool:
+    """Return whether a virtual tensor may be alive."""
+    return bool(live_storages or host_storages or _empty_storages)
 
 
 def storage_ref(
     storage: torch.UntypedStorage, address: int, size: int, died: Callable[[StorageRef], None], tensor: str = ""
 ) -> StorageRef:
     """Enter a storage in `live_storages` and return its reference; `died` is called when the storage dies."""
-    ref = StorageRef(storage, died)
-    ref.key, ref.address, ref.size, ref.origin, ref.tag = storage_key(storage), address, size, None, None
-    ref.tensor, ref.holds = tensor, 0
+    ref = _ref(storage, address, size, died, tensor)
     # Last in the order of allocation, also where the storage had another block before.
     live_storages.pop(ref.key, None)
     live_storages[ref.key] = ref
     return ref
+
+
+def _ref(
+    storage: torch.UntypedStorage, address: int, size: int, died: Callable[[StorageRef], None], tensor: str = ""
+) -> StorageRef:
+    ref = StorageRef(storage, died)
+    ref.key, ref.address, ref.size, ref.origin, ref.tag = storage_key(storage), address, size, None, None
+    ref.tensor, ref.holds = tensor, 0
+    return ref
+
+
+def watch_without_block(storage: torch.UntypedStorage, host: bool) -> None:
+    """Keep account of a storage without a block: that of a tensor on the CPU (`host`) or without elements."""
+    Watch.begin()
+    ref = _ref(storage, 0, 0, _forget_host if host else _forget_empty)
+    (host_storages if host else _empty_storages)[ref.key] = ref
 
 
 def keep_dead(ref: StorageRef) -> None:
@@ -62,9 +95,27 @@ def watch_empty(storage: torch.UntypedStorage) -> None:
         storage_ref(storage, 0, 0, _forget)
 
 
+def forget(ref: StorageRef, table: dict[int, StorageRef] = live_storages) -> bool:
+    """Remove a dead storage from its table; return whether it was there."""
+    if table.get(ref.key) is not ref:
+        return False
+    del table[ref.key]
+    value_hints.forget_storage(ref.key)
+    if not table and not any_alive():
+        Watch.end()
+    return True
+
+
 def _forget(ref: StorageRef) -> None:
-    if live_storages.get(ref.key) is ref:
-        del live_storages[ref.key]
+    forget(ref)
+
+
+def _forget_host(ref: StorageRef) -> None:
+    forget(ref, host_storages)
+
+
+def _forget_empty(ref: StorageRef) -> None:
+    forget(ref, _empty_storages)
 
 
 def storage_address(storage: torch.UntypedStorage) -> int:

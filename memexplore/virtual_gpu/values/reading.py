@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from memexplore.torch_internals.tensors import PARAMETER_MARK
 from memexplore.virtual_gpu.values import known_values, notes, real_tensors, value_hints, value_reads
 from memexplore.virtual_gpu.values.virtual_array import VirtualArray
 from memexplore.virtual_gpu.values.virtual_numbers import VirtualFloat, VirtualInt, decide_by, number
@@ -47,7 +46,7 @@ def item(tensor: torch.Tensor) -> Any:
     """
     if tensor.numel() != 1:
         raise RuntimeError(f"a Tensor with {tensor.numel()} elements cannot be converted to Scalar")
-    if not getattr(tensor, "host", True):
+    if not tensor.is_cpu:
         on_read()
     known = read_known(tensor)
     if known is not None:
@@ -126,8 +125,7 @@ def text(tensor: torch.Tensor) -> str:
     if tensor.dim() == 0:
         return f"virtual({str(tensor.dtype).removeprefix('torch.')}, device='{tensor.device}')"
     extra = ", requires_grad=True" if tensor.requires_grad and tensor.is_leaf else ""
-    name = "Parameter containing:\n" if getattr(tensor, PARAMETER_MARK, False) else ""
-    return f"{name}virtual(shape={tuple(tensor.shape)}, dtype={tensor.dtype}, device='{tensor.device}'{extra})"
+    return f"virtual(shape={tuple(tensor.shape)}, dtype={tensor.dtype}, device='{tensor.device}'{extra})"
 
 
 _SUFFIXES = re.compile(r"(, size=\([^)]*\))?(, dtype=[\w.]+)?\)$")
@@ -143,5 +141,4 @@ def _text_of_known(tensor: torch.Tensor, known: torch.Tensor) -> str:
     history = ", requires_grad=True" if tensor.requires_grad else ""
     if tensor.grad_fn is not None:
         history = f", grad_fn=<{tensor.grad_fn.name()}>"
-    name = "Parameter containing:\n" if getattr(tensor, PARAMETER_MARK, False) else ""
-    return f"{name}{body}{device}{suffixes}{history})"
+    return f"{body}{device}{suffixes}{history})"

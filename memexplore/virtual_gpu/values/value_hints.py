@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memexplore.torch_internals.dispatch import FakeTensor
+from memexplore.torch_internals.tensors import has_python_key, storage_key, untyped_storage
 from memexplore.virtual_gpu.values import known_values
 
 _aten = torch.ops.aten
-_ATTRIBUTE = "value_hints"
 
 
 class ValueHints(NamedTuple):
@@ -34,14 +33,29 @@ class ValueHints(NamedTuple):
 
 
 _DEFAULT = ValueHints()
+_hints: dict[int, dict[Any, ValueHints]] = {}
+"""Key of a storage -> layout of a tensor in it -> hints; removed when the storage dies."""
 SetHints = Callable[[list[torch.Tensor], list[Any]], None]
 """Sets the hints of an op's results, given its tensor arguments and its results."""
 
 
 def of(tensor: torch.Tensor) -> ValueHints:
     """Return the hints of a tensor: those of its values if they are known, by default those of a tensor of ones."""
-    known = known_values.of(tensor) if isinstance(tensor, FakeTensor) else tensor
-    return tensor.__dict__.get(_ATTRIBUTE, _DEFAULT) if known is None else _of_known(known)
+    if not has_python_key(tensor):
+        return _of_known(tensor)
+    known = known_values.of(tensor)
+    if known is not None:
+        return _of_known(known)
+    return _given(tensor) or _DEFAULT
+
+
+def _given(tensor: torch.Tensor) -> ValueHints | None:
+    layouts = _hints.get(storage_key(untyped_storage(tensor))) if _hints else None
+    return None if layouts is None else layouts.get(_layout(tensor))
+
+
+def _layout(tensor: torch.Tensor) -> Any:
+    return tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _of_known(known: torch.Tensor) -> ValueHints:
@@ -57,8 +71,13 @@ def _of_known(known: torch.Tensor) -> ValueHints:
 def put(tensors: list[Any], hints: ValueHints) -> None:
     """Set the hints of the virtual tensors among values."""
     for tensor in tensors:
-        if isinstance(tensor, FakeTensor):
-            tensor.__dict__[_ATTRIBUTE] = hints
+        if isinstance(tensor, torch.Tensor) and has_python_key(tensor):
+            _hints.setdefault(storage_key(untyped_storage(tensor)), {})[_layout(tensor)] = hints
+
+
+def forget_storage(key: int) -> None:
+    """Forget the hints of the tensors in a storage that has died."""
+    _hints.pop(key, None)
 
 
 def rule(op: Any, args: Any) -> SetHints | None:
@@ -80,7 +99,7 @@ def _constant(value: int) -> Callable[[Any], SetHints]:
 
 def _copy_hints(args: Any) -> SetHints:
     def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
-        hints = tensors[0].__dict__.get(_ATTRIBUTE) if tensors else None
+        hints = _given(tensors[0]) if tensors else None
         if hints is not None:
             put(results, hints)
 
@@ -89,7 +108,7 @@ def _copy_hints(args: Any) -> SetHints:
 
 def _copy_value(args: Any) -> SetHints:
     def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
-        hints = tensors[0].__dict__.get(_ATTRIBUTE)
+        hints = _given(tensors[0])
         if hints is not None and hints.value != 1:
             put(results, ValueHints(hints.value))
 
@@ -99,7 +118,7 @@ def _copy_value(args: Any) -> SetHints:
 def _copy_hints_of_unknown(args: Any) -> SetHints:
     def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
         for tensor in tensors:
-            hints = tensor.__dict__.get(_ATTRIBUTE)
+            hints = _given(tensor)
             if hints is not None:
                 put(results, hints)
                 return
@@ -130,7 +149,7 @@ def _integers(function: Callable[[Any, Any], Any]) -> Callable[[Any], SetHints |
         number = args[1]
 
         def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
-            hints = tensors[0].__dict__.get(_ATTRIBUTE)
+            hints = _given(tensors[0])
             if hints is not None and hints.value != 1:
                 put(results, ValueHints(function(hints.value, number)))
 
@@ -156,7 +175,7 @@ def _any(args: Any) -> SetHints:
     """True if the share of true elements is one element at least."""
 
     def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
-        hints = tensors[0].__dict__.get(_ATTRIBUTE)
+        hints = _given(tensors[0])
         if hints is not None and (hints.value != 1 or hints.share < 1):
             put(results, ValueHints(int(bool(hints.value) and hints.share * tensors[0].numel() >= 1)))
 
@@ -165,7 +184,7 @@ def _any(args: Any) -> SetHints:
 
 def _all(args: Any) -> SetHints:
     def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
-        hints = tensors[0].__dict__.get(_ATTRIBUTE)
+        hints = _given(tensors[0])
         if hints is not None and (hints.value != 1 or hints.share < 1):
             put(results, ValueHints(0))
 
@@ -233,11 +252,11 @@ def _add_zero(args: Any) -> SetHints | None:
         return None
 
     def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
-        added = tensors[1].__dict__.get(_ATTRIBUTE) if len(tensors) > 1 else None
+        added = _given(tensors[1]) if len(tensors) > 1 else None
         if added is not None and added.value == 0 and of(tensors[0]).value == 0:
             put(results, ValueHints(0))
         else:
-            tensors[0].__dict__.pop(_ATTRIBUTE, None)
+            _hints.get(storage_key(untyped_storage(tensors[0])), {}).pop(_layout(tensors[0]), None)
 
     return set_hints
 

@@ -19,7 +19,8 @@ from memexplore.run.knobs.inplace_sites.switch import run_forwards_with, switch_
 from memexplore.run.knobs.inplace_sites.trace import Trace
 from memexplore.torch_internals.dispatch import FakeTensor, pytree
 from memexplore.virtual_gpu.device import active
-from memexplore.virtual_gpu.tensors.tensor import VirtualTensor
+from memexplore.virtual_gpu.tensors.methods import keys_of
+from memexplore.virtual_gpu.tensors.tensor import is_virtual
 
 
 class _Finder(ActivationMode):
@@ -75,8 +76,9 @@ def _out_of_place(call: CallSite, tensor: torch.Tensor, run: Callable[[Form], An
 
 
 _EXPOSING = {
-    getattr(torch.Tensor, name)
+    key
     for name in ("numpy", "tolist", "__array__", "__dlpack__", "data_ptr", "untyped_storage", "storage")
+    for key in keys_of(name)
 }
 """Methods that expose or read a tensor's memory without an op."""
 _finders: list[_Finder] = []
@@ -245,7 +247,7 @@ def _raised(call: Callable[[], Any], model: torch.nn.Module, sites: Sites) -> st
 def _preserved(model: torch.nn.Module) -> Iterator[None]:
     """Run the block without gradients; preserve the model's state, values of buffers and random states."""
     devices = range(torch.cuda.device_count()) if active() is None and torch.cuda.is_initialized() else ()
-    buffers = [buffer for buffer in model.buffers() if not isinstance(buffer, VirtualTensor | FakeTensor)]
+    buffers = [buffer for buffer in model.buffers() if not (isinstance(buffer, FakeTensor) or is_virtual(buffer))]
     with (
         preserve_model_state(model),
         preserve_random_states(),
