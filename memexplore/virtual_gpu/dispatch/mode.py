@@ -42,6 +42,7 @@ from memexplore.virtual_gpu.kernels import data_dependent, sparse
 from memexplore.virtual_gpu.kernels.plan import NewTensor, Plan, PlannedOutput
 from memexplore.virtual_gpu.patches.device_names import renamed
 from memexplore.virtual_gpu.tensors.live_storages import StorageRef, live_storages
+from memexplore.virtual_gpu.tensors.sparse_contents import SparseContents
 from memexplore.virtual_gpu.tensors.tensor import (
     HOST,
     DeviceState,
@@ -107,7 +108,7 @@ class VirtualMode(TorchDispatchMode):
                 return NotImplemented
         if tracing_state() is not None:
             return self._run_while_tracing(func, types, args, kwargs)
-        if sparse.exist() and sparse.among(args, kwargs):
+        if SparseContents.exist and sparse.among(args, kwargs):
             with self, DisableTorchFunction():
                 return sparse.run(func, args, kwargs or {})
         try:

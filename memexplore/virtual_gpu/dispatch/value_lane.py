@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memexplore.torch_internals.dispatch import pytree, schema_or_none
-from memexplore.torch_internals.tensors import storage_key, untyped_storage
+from memexplore.torch_internals.tensors import has_python_key, storage_key, untyped_storage
 from memexplore.virtual_gpu.dispatch import cpu_ops, sent_values
 from memexplore.virtual_gpu.dispatch.autograd_engine import is_non_overlapping_and_dense
 from memexplore.virtual_gpu.dispatch.fake_kernels import is_real, replace_tensors
@@ -134,7 +134,7 @@ def lane_traits(func: Any) -> LaneTraits:
 def _all_known(tensors: list[torch.Tensor], new: dict[int, torch.UntypedStorage]) -> bool:
     copies = known_values.copies
     for tensor in tensors:
-        if is_virtual(tensor):
+        if has_python_key(tensor):
             key = storage_key(untyped_storage(tensor))
             if key not in copies and key not in new and tensor.numel():
                 return False
@@ -183,7 +183,7 @@ class ValueLane:
             return None
         inputs: list[torch.Tensor] = []
         for number, tensor in enumerate(tensors):
-            known = self._value_of(tensor, traits, number < targets, new) if is_virtual(tensor) else tensor
+            known = self._value_of(tensor, traits, number < targets, new) if has_python_key(tensor) else tensor
             if known is None:
                 return None
             inputs.append(known)

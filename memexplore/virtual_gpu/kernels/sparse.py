@@ -17,7 +17,7 @@ from memexplore.torch_internals.dispatch import DisableTorchFunction, disable_cu
 from memexplore.virtual_gpu.kernels import cub
 from memexplore.virtual_gpu.kernels.plan import OpRunner
 from memexplore.virtual_gpu.kernels.table import Kind, rule
-from memexplore.virtual_gpu.tensors.sparse_contents import SparseContents, contents_of, is_sparse, set_contents
+from memexplore.virtual_gpu.tensors.sparse_contents import contents_of, is_sparse, set_contents
 from memexplore.virtual_gpu.tensors.tensor import is_virtual, wrap
 from memexplore.virtual_gpu.values import known_values, notes, real_tensors
 from memexplore.virtual_gpu.values.value_reads import NotSimulated
@@ -30,11 +30,6 @@ LIMIT = 4 << 20
 
 def _name(func: Any) -> str:
     return schema_of(func).name.split("::")[-1]
-
-
-def exist() -> bool:
-    """Return whether a sparse tensor was ever made: looking for one among the arguments of every op takes time."""
-    return SparseContents.exist
 
 
 def among(args: Any, kwargs: Any) -> bool:

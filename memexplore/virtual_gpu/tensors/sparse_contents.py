@@ -15,7 +15,7 @@ class SparseContents:
     """What a sparse tensor consists of."""
 
     exist = False
-    """Whether a sparse tensor was ever made."""
+    """Whether a sparse tensor was ever made: looking for one among the arguments of every op takes time."""
 
     def __init__(self, indices: torch.Tensor, values: torch.Tensor, coalesced: bool) -> None:
         self.indices = indices
