@@ -190,7 +190,7 @@ def transformer(name: str, **changes: Any) -> Callable[[], nn.Module]:
 _LANGUAGE = {"vocab_size": 100, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 _TEXT = own("input_ids", "labels")
 _MASKS = "nonzero and boolean masks keep every element"
-_ROUTING = "routing is balanced"
+_ROUTING = "what unknown scores choose"
 
 FAMILIES: dict[str, Family] = {
     "resnet": Family(

@@ -62,6 +62,8 @@ class Machine:
     """Operating system whose driver places the segments of a virtual GPU."""
     values: Values = Values.KNOWN
     """Which values of virtual tensors are computed."""
+    skew: float = 0.0
+    """The share of the rows of unknown scores that choose the same candidates, see the knob `skew`."""
     world: int | None = None
     """Number of processes of a distributed run; None for a process alone."""
     rank: int = 0
@@ -131,7 +133,8 @@ class Machine:
     def virtual_gpu(self) -> VirtualGpu:
         """Return the first GPU as a virtual one, switched off."""
         process = of_group(self.rank, self.world)
-        return VirtualGpu(self.gpu, self.release, Settings.parse(self.settings), self.os, self.values, process)
+        settings = Settings.parse(self.settings)
+        return VirtualGpu(self.gpu, self.release, settings, self.os, self.values, process, self.skew)
 
     def turned_on(self) -> Patched[VirtualGpu]:
         """Turn the virtual GPU on for a block. Raises RuntimeError if one is on already."""

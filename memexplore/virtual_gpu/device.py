@@ -52,7 +52,7 @@ from memexplore.virtual_gpu.patches.install import Call, Insert, Keep, Patch, Pa
 from memexplore.virtual_gpu.patches.module_moves import ModuleMoves
 from memexplore.virtual_gpu.tensors import fake_tensors, local_device, methods, tensor
 from memexplore.virtual_gpu.tensors.live_storages import live_storages
-from memexplore.virtual_gpu.values import known_values, notes, reading
+from memexplore.virtual_gpu.values import choices, known_values, notes, reading
 from memexplore.virtual_gpu.values.setting import Values
 
 _active: VirtualGpu | None = None
@@ -117,6 +117,7 @@ class VirtualGpu:
         os: Os = Os.LINUX,
         compute: Values = Values.KNOWN,
         rank: Rank | None = None,
+        skew: float = 0.0,
     ) -> None:
         check.warn_if_untested()
         # torch's fake mode imports much of torch, which must not see anything patched.
@@ -149,6 +150,8 @@ class VirtualGpu:
         self.properties_read = False
         """Whether code read properties of the GPU or how full it is, and so may run differently on another GPU."""
         self.values = compute
+        self.skew = skew
+        """The share of the rows of unknown scores that choose the same candidates."""
         self.rank = rank
         """Of processes that `torchrun` would have started, None where the environment says which rank this is."""
         self.generator = cuda_objects.Generator("cuda")
@@ -202,6 +205,7 @@ class VirtualGpu:
             Call(partial(runner.set_active, self.runner), partial(runner.set_active, None)),
             Call(streams.start),
             Replace(reading, "on_read", _wait_for_current_stream),
+            Replace(choices.Skew, "share", self.skew),
             Replace(cuda_build, "_current", build),
             Replace(sys.modules[__name__], "_active", self),
             # Before and after the name is set, which says that a virtual GPU needs them.

@@ -1,4 +1,4 @@
-"""Values of virtual tensors in user code: every value counts as 1, and loops on a value end in one clear error."""
+"""Unknown values in user code: what they count as, one set of assumptions, and loops that end in one clear error."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
 import memexplore as mx
+from memexplore.run.machine import machine_of
 from memexplore.virtual_gpu.values import value_reads
 from memexplore.virtual_gpu.values.value_reads import NotSimulated
 
@@ -348,7 +351,10 @@ def test_unique_finds_no_more_indices_than_there_are_candidates(device: str) -> 
     [
         (lambda x: x[x > 0], "boolean masks keep every element"),
         (lambda x: x.unique(), "unique finds every value different"),
-        (lambda x: x.argmax().item(), "the value of an integer tensor counted as 1"),
+        (lambda x: x.long().sum().item(), "the value of an integer tensor counted as 1"),
+        (lambda x: bool((x > 0).any()), "an unknown boolean counted as True"),
+        (lambda x: x[0] > 2 or 0, "an unknown boolean counted as False"),
+        (lambda x: [int(entry) for entry in x > 0], "an unknown boolean counted as True"),
         (lambda x: x.long().tolist(), "the values of an integer tensor counted as 1"),
         (lambda x: x.long().bincount(), "bincount finds no value beyond minlength"),
     ],
@@ -396,7 +402,7 @@ def test_balanced_routing_is_noted() -> None:
     def run() -> None:
         (torch.randn(64, 4, device="cuda").argmax(-1) == 1).nonzero()
 
-    assert "routing is balanced: every choice, such as an expert, gets the same share" in _notes(run)
+    assert "what unknown scores choose, such as experts, tokens or classes, is spread evenly" in _notes(run)
 
 
 def test_distributions_accept_their_own_samples(device: str) -> None:
@@ -415,9 +421,118 @@ def test_generating_until_a_token_appears_raises_the_error_of_a_loop(device: str
         generate(torch.zeros(1, 1, dtype=torch.long, device=device))
 
 
-def test_unknown_token_is_the_second_of_its_vocabulary() -> None:
+# Choices by unknown scores, and masks: one set of assumptions.
+
+
+def test_unknown_token_is_the_middle_one_of_its_vocabulary() -> None:
     letters = {number: chr(97 + number) for number in range(26)}
     with mx.virtual("T4"):
         weights = torch.rand(100_000, 26, device="cuda")
         (token,) = weights[0].softmax(0).multinomial(1).tolist()
-    assert (letters[token], token == 1, token in {2, 3}) == ("b", True, False)
+    assert (letters[token], token == 13, token in {0, 25}, str(token)) == ("n", True, False, "virtual")
+
+
+def test_an_index_among_few_is_valid() -> None:
+    with mx.virtual("T4"):
+        unknown = torch.rand(100_000, 1, device="cuda").mean(0)
+        place = torch.searchsorted(torch.rand(100_000, device="cuda"), unknown).item()
+        assert ["only"][unknown.argmax().item()] == ["only"][place] == "only"
+
+
+OPS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "topk": lambda scores, k: scores.topk(k, -1).indices,
+    "topk of columns": lambda scores, k: scores.t().topk(k, 0).indices.t(),
+    "sort": lambda scores, k: scores.sort(-1, descending=True).indices[:, :k],
+    "argsort": lambda scores, k: torch.argsort(scores, dim=-1, stable=True)[:, :k],
+    "multinomial": lambda scores, k: scores.softmax(-1).multinomial(k),
+    "argmax": lambda scores, k: scores.argmax(-1, keepdim=True),
+    "argmin": lambda scores, k: scores.t().argmin(0)[:, None],
+    "max": lambda scores, k: scores.max(-1, keepdim=True).indices,
+}
+
+
+@pytest.mark.parametrize("op", OPS)
+@settings(max_examples=20)
+@given(data=st.data())
+def test_choices_agree_in_all_ops_and_none_is_lost(op: str, data: st.DataObject) -> None:
+    experts, tokens = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 12))
+    skew = data.draw(st.sampled_from([0.0, 0.5, 1.0]))
+    with machine_of("T4").replace(skew=skew).turned_on():
+        scores = torch.empty(tokens * experts + 100_000, device="cuda")[: tokens * experts].view(tokens, experts).exp()
+        chosen = OPS[op](scores, data.draw(st.integers(1, experts)))
+        hot = functional.one_hot(chosen, experts)
+        counts = chosen.flatten().bincount(minlength=experts).tolist()
+        held = torch.zeros(tokens, experts, dtype=torch.bool, device="cuda").scatter_(1, chosen, value=True)
+        unique, sizes = chosen.unique(return_counts=True)
+        listed = [expert for row in chosen.tolist() for expert in row]
+        rows = [listed.count(expert) for expert in range(experts)]
+        assert (counts, sum(rows)) == (rows, chosen.numel())
+        for expert, count in enumerate(rows):
+            mask = chosen == expert
+            assert (int(mask.sum()), len(mask.nonzero()), len(torch.where(mask)[0])) == (count, count, count)
+            assert (chosen[mask].numel(), int(hot[..., expert].sum()), int(held[:, expert].sum())) == (count,) * 3
+            assert (bool(mask.any()), bool(mask.all())) == (count > 0, count == mask.numel())
+        assert dict(zip(unique.tolist(), sizes.tolist(), strict=True)) == {
+            expert: count for expert, count in enumerate(rows) if count
+        }
+        assert chosen.flatten().topk(1).values.item() == max(listed)
+    if not skew and "sort" not in op:
+        assert max(rows) - min(rows) <= 1
+    if skew == 1:
+        assert set(rows) <= {0, tokens}
+
+
+MASKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "true": lambda x: x > 0.5,
+    "false": lambda x: x < 0.5,
+    "not true": lambda x: ~(x > 0.5),
+    "both": lambda x: (x > 0.5) & (x < 0.5),
+    "nan": lambda x: x.isnan(),
+    "infinite": lambda x: x == float("inf"),
+    "finite": lambda x: x.isfinite(),
+    "of a choice": lambda x: x.view(50, -1).argmax(1) == 3,
+    "of integers": lambda x: x.long() == 7,
+}
+READINGS: dict[str, Callable[[torch.Tensor], int]] = {
+    "sum": lambda mask: int(mask.sum()),
+    "count": lambda mask: int(mask.count_nonzero()),
+    "nonzero": lambda mask: len(mask.nonzero()),
+    "where": lambda mask: len(torch.where(mask)[0]),
+    "index": lambda mask: mask[mask].numel(),
+    "select": lambda mask: mask.masked_select(mask).numel(),
+}
+
+
+@pytest.mark.parametrize("values", ["none", "known"])
+@pytest.mark.parametrize("name", MASKS)
+@settings(max_examples=10)
+@given(names=st.permutations(list(READINGS)), tested=st.booleans())
+def test_all_ops_find_the_same_number_of_true_elements(values: str, name: str, names: list[str], tested: bool) -> None:
+    with mx.virtual("T4", values=values):
+        mask = MASKS[name](torch.empty(100_000, device="cuda").exp())
+        is_true = bool(mask.any()) if tested else None
+        numbers = {READINGS[name](mask) for name in names}
+        assert len(numbers) == 1
+        assert is_true in (None, numbers != {0})
+        assert (bool(mask.any()), bool(mask.all())) == (numbers != {0}, numbers == {mask.numel()})
+
+
+def test_a_mask_that_is_guessed_to_be_false_selects_all_elements_if_it_was_not_tested_before(device: str) -> None:
+    scores = torch.rand(8, device=device)
+    assert scores[scores > 3].shape == (8,)
+    mask = scores > 3
+    assert (bool(mask.any()), scores[mask].shape) == (False, (0,))
+
+
+def test_choices_on_the_cpu_are_those_on_the_gpu_and_print_as_virtual() -> None:
+    with mx.virtual("T4"):
+        chosen = torch.empty(100_000, 8, device="cuda").exp().topk(2).indices[:6]
+        moved = chosen.cpu()
+        counts = torch.bincount(moved.flatten(), minlength=8)
+        # 6 rows with 2 each from the middle of 8 on: 4 5, 6 7, 0 1, 2 3, 4 5, 6 7
+        assert counts.tolist() == [1, 1, 1, 1, 2, 2, 2, 2]
+        assert (moved.numpy().max(), bool((moved == chosen.cpu()).all())) == (7, True)
+        assert str(counts.tolist()[0]) == str(counts[0].item()) == "virtual"
+        assert str(moved.numpy()) == "virtual(shape=(6, 2), dtype=int64)"
+        accuracy = (moved[:, 0] == torch.zeros(6, dtype=torch.long)).float().mean()
+        assert f"{accuracy:.2f}" == str(accuracy.item()) == "virtual"

@@ -7,8 +7,8 @@
   error for what cannot be simulated.
 - plans.py: cache key of a call, description of fake results, construction of outputs.
 - runner.py: `PlanRunner` carries out a plan: allocates, builds outputs, frees, and reports them to an `Observer`.
-- value_lane.py: computes what an op does to known values, by cpu_ops.py for ops that only CUDA has; sent_values.py:
-  notes where values of other ranks are read.
+- value_lane.py: computes what an op does to known values, by cpu_ops.py for ops that only CUDA has;
+  assumed_values.py: marks what is made of assumed values, and notes where it is read.
 - shrunk_storages.py: storages that `resize_` has made smaller than their tensors. inference.py: tensors of
   `torch.inference_mode`. autograd_engine.py: gradients that the engine accumulates in place. streams.py: the current
   stream of each thread. interrupts.py: Ctrl-C in what must complete. work.py: FLOPs and bytes of an op.

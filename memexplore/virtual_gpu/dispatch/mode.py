@@ -23,6 +23,7 @@ from memexplore.torch_internals.state import counting_writes, recorded_by_trace,
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
 from memexplore.virtual_gpu.dispatch import (
     argument_checks,
+    assumed_values,
     autograd_engine,
     cpu_ops,
     fake_kernels,
@@ -30,7 +31,6 @@ from memexplore.virtual_gpu.dispatch import (
     planning,
     plans,
     runner,
-    sent_values,
     shrunk_storages,
     unsupported,
 )
@@ -190,11 +190,7 @@ class VirtualMode(TorchDispatchMode):
             result = self._run_uncached(func, types, args, kwargs or {}, tensors, inputs is not None, repeated)
         if lane is None:
             return result
-        if inputs is not None:
-            return lane.follow(func, traits.lane, args, kwargs or {}, tensors, inputs, result)
-        if traits.lane.writes or not self._fakes_modules:
-            lane.lose(func, traits.lane, args, kwargs or {})
-        return result
+        return lane.finish(func, traits.lane, args, kwargs or {}, tensors, inputs, result)
 
     def _in_place_of_engine(self, traits: OpTraits, func: Any, args: Any) -> tuple[Any, Any]:
         """Return the op and the arguments with which the autograd engine of a real GPU does what `func` does here."""
@@ -295,16 +291,17 @@ class VirtualMode(TorchDispatchMode):
         computed = lane.compute(func, traits.lane, args, kwargs, tensors, inputs)
         if computed is NotImplemented:
             return NotImplemented
-        if known_values.received:
-            sent_values.read(tensors)
+        if known_values.assumed:
+            assumed_values.read(tensors)
         flat = computed if isinstance(computed, list | tuple) else (computed,)
         if not any(isinstance(value, torch.Tensor) for value in flat):
             if func in data_dependent.COMPARISONS:
                 traits.handler(self, func, args, kwargs)
             return computed
         on_host = data_dependent.HOST_RESULTS.get(func, ())
+        host = all(tensor.is_cpu for tensor in tensors)
         outputs: list[PlannedOutput] = [
-            NewTensor(tuple(value.shape), value.stride(), 0, value.dtype, untyped_storage(value).nbytes(), False)
+            NewTensor(tuple(value.shape), value.stride(), 0, value.dtype, untyped_storage(value).nbytes(), host)
             for number, value in enumerate(flat)
             if number not in on_host
         ]
@@ -315,6 +312,8 @@ class VirtualMode(TorchDispatchMode):
         for result, value in zip(results, flat, strict=True):
             if result is not value and lane.fits(result):
                 known_values.put(result, value)
+        if known_values.assumed:
+            assumed_values.pass_on(func, tensors, [], False, results)
         return type(computed)(results) if flat is computed else results[0]
 
     def _run_uncached(

@@ -17,11 +17,11 @@ import torch
 
 from memexplore.torch_internals.dispatch import pytree, schema_or_none
 from memexplore.torch_internals.tensors import has_python_key, storage_key, untyped_storage
-from memexplore.virtual_gpu.dispatch import cpu_ops, sent_values
+from memexplore.virtual_gpu.dispatch import assumed_values, cpu_ops
 from memexplore.virtual_gpu.dispatch.autograd_engine import is_non_overlapping_and_dense
 from memexplore.virtual_gpu.dispatch.fake_kernels import is_real, replace_tensors
 from memexplore.virtual_gpu.tensors.tensor import HOST, DeviceState, is_virtual
-from memexplore.virtual_gpu.values import known_values, notes, real_tensors
+from memexplore.virtual_gpu.values import choices, known_values, notes, real_tensors
 from memexplore.virtual_gpu.values.setting import Values
 
 _aten = torch.ops.aten
@@ -102,6 +102,8 @@ class LaneTraits(NamedTuple):
     overwrites: bool
     keeps_the_rest: bool
     """Whether the op writes without reading what was there: its other elements stay as they are."""
+    chooses: bool
+    """Whether the op chooses indices by scores (values/choices.py)."""
 
 
 @functools.cache
@@ -109,7 +111,7 @@ def lane_traits(func: Any) -> LaneTraits:
     """Return the facts about an op."""
     schema = schema_or_none(func)
     if schema is None:
-        return LaneTraits(False, False, False, False, (), False, False)
+        return LaneTraits(False, False, False, False, (), False, False, False)
     name = schema.name.split("::")[-1]
     writes = _HIDDEN_WRITES.get(func) or tuple(
         argument.name if argument.kwarg_only else position
@@ -128,6 +130,7 @@ def lane_traits(func: Any) -> LaneTraits:
         writes,
         overwrites,
         name in _KEEPS_THE_REST or any(argument.is_out for argument in schema.arguments),
+        func in choices.OPS,
     )
 
 
@@ -252,14 +255,42 @@ class ValueLane:
         with _default_generator(self._generator):
             return function(*args, **kwargs)
 
+    def finish(
+        self,
+        func: Any,
+        traits: LaneTraits,
+        args: Any,
+        kwargs: Any,
+        tensors: list[Any],
+        inputs: list[Any] | None,
+        result: Any,
+    ) -> Any:
+        """Do what follows for values from an op that has run, with known inputs or without; return its result."""
+        if inputs is not None:
+            return self.follow(func, traits, args, kwargs, tensors, inputs, result)
+        if traits.chooses:
+            self._choose(func, args, kwargs, result)
+        if traits.writes or self.setting is Values.REAL:
+            self.lose(func, traits, args, kwargs)
+        return result
+
     def follow(
         self, func: Any, traits: LaneTraits, args: Any, kwargs: Any, tensors: list[Any], inputs: list[Any], result: Any
     ) -> Any:
         """Compute the values of an op that has run; return its result, with real CPU tensors for those on the CPU."""
         followed = self._follow(func, traits, args, kwargs, tensors, inputs, result)
-        if known_values.received:
-            sent_values.pass_on(func, tensors, list(_written(traits, args, kwargs)), traits.overwrites, followed)
+        if known_values.assumed:
+            assumed_values.pass_on(func, tensors, list(_written(traits, args, kwargs)), traits.overwrites, followed)
         return followed
+
+    def _choose(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Give the indices that an op has chosen by unknown scores the values that are assumed."""
+        choosing = choices.OPS[func]
+        chosen = result[choosing.result] if isinstance(result, list | tuple) else result
+        if is_virtual(chosen) and chosen.numel() and self.fits(chosen):
+            dim = choosing.dimension(args, kwargs)
+            known_values.put(chosen, choices.indices(choosing, args[0], dim, chosen.shape))
+            known_values.assume(chosen, known_values.Assumption(choices.assumption(), is_made_up=True))
 
     def _follow(
         self, func: Any, traits: LaneTraits, args: Any, kwargs: Any, tensors: list[Any], inputs: list[Any], result: Any
@@ -293,7 +324,9 @@ class ValueLane:
         }
         taken = {storage_key(untyped_storage(tensor)) for tensor in inputs}
         forward = None if state is None else cpu_ops.Forward(state, _without_tensors(args))
-        return _joined(result, computed, _Joining(fresh, taken, forward))
+        assumption = assumed_values.among(tensors) if known_values.assumed else None
+        is_made_up = assumption is not None and assumption.is_made_up
+        return _joined(result, computed, _Joining(fresh, taken, forward, is_made_up))
 
     def _follow_copy(self, traits: LaneTraits, kwargs: Any, source: torch.Tensor, result: torch.Tensor) -> None:
         """Compute the values of a tensor that moves to the GPU or gets another dtype, as the weights of a model do."""
@@ -397,6 +430,8 @@ class _Joining(NamedTuple):
     taken: set[int]
     """Keys of the real storages that belong to an argument or to another result."""
     forward: cpu_ops.Forward | None
+    is_made_up: bool
+    """Whether the values are assumed, and print as virtual on the CPU too."""
 
 
 def _joined(result: Any, computed: Any, joining: _Joining) -> Any:
@@ -412,7 +447,7 @@ def _joined(result: Any, computed: Any, joining: _Joining) -> Any:
         return result
     if computed.dtype is not result.dtype:
         computed = computed.to(result.dtype)
-    if result.is_cpu:
+    if result.is_cpu and not joining.is_made_up:
         return computed
     storage = storage_key(untyped_storage(computed))
     known_values.put(result, computed.clone() if storage in joining.taken else computed)

@@ -57,10 +57,13 @@ def follow(name: str, arguments: dict[str, Any], outputs: list[torch.Tensor]) ->
     if any(value is None for value in values) or (size > 1 and total > LIMIT) or not _fill_storages(outputs):
         _forget(outputs)
         return
+    assumption = next(filter(None, (known_values.assumption(source) for source in sources if source is not None)), None)
     for output, value in zip(outputs, values, strict=True):
         assert value is not None
         copies = output.numel() // value.numel() if value.numel() else 0
         known_values.put(output, value.reshape(-1).repeat(copies).reshape(output.shape))
+        if assumption is not None:
+            known_values.assume(output, assumption)
 
 
 def _receive(arguments: dict[str, Any], tensors: list[torch.Tensor]) -> None:
@@ -68,9 +71,10 @@ def _receive(arguments: dict[str, Any], tensors: list[torch.Tensor]) -> None:
     group, source = dist.ProcessGroup.unbox(arguments["process_group"]), arguments["root_rank"]
     if group.rank() == source:
         return
+    sender = dist.get_global_rank(group, source)
+    text = f"what rank {sender} has broadcast counted as what this rank had in the tensor before"
     for tensor in tensors:
-        if tensor.numel() and known_values.is_known(tensor):
-            known_values.received[storage_key(untyped_storage(tensor))] = dist.get_global_rank(group, source)
+        known_values.assume(tensor, known_values.Assumption(text, is_made_up=False))
 
 
 def _combine(tensors: list[torch.Tensor], size: int) -> None:

@@ -17,7 +17,7 @@ from memexplore.virtual_gpu.kernels import cub, indexing
 from memexplore.virtual_gpu.kernels.plan import Free, NewTensor, OpRunner, Output, Plan, Requests, Scratch, argument
 from memexplore.virtual_gpu.kernels.table import Kind, find, rule
 from memexplore.virtual_gpu.tensors.tensor import is_on_gpu, is_virtual
-from memexplore.virtual_gpu.values import known_values, notes, reading, real_tensors, value_hints
+from memexplore.virtual_gpu.values import choices, known_values, notes, reading, real_tensors, value_hints
 
 _aten = torch.ops.aten
 
@@ -136,12 +136,12 @@ def _count_true(mask: torch.Tensor, assumption: str) -> int:
     known = reading.read_known(mask) if is_virtual(mask) else mask
     if known is not None:
         return int(known.count_nonzero())
-    share = value_hints.of(mask).share
-    if share == 1:
-        notes.assume(assumption)
-        return mask.numel()
-    notes.assume("routing is balanced: every choice, such as an expert, gets the same share")
-    return math.ceil(mask.numel() * share)
+    hints = value_hints.selected(mask)
+    if hints.share < 1:
+        notes.assume(choices.assumption())
+    elif not hints.is_fact:
+        notes.assume(assumption if hints.value else "a mask that was counted or tested before keeps no element")
+    return hints.count(mask.numel())
 
 
 @rule(Kind.DATA_DEPENDENT, "cuda/Nonzero.cu", _aten.nonzero.default)
@@ -169,10 +169,10 @@ def masked_select(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
 def unique(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     """_unique2: values, inverse indices and counts. Of indices no more values than there were candidates."""
     tensor = args[0]
-    count, choices = tensor.numel(), value_hints.of(tensor).choices
-    if 0 < choices < count:
-        notes.assume(f"unique finds each of {choices} candidates")
-        count = choices
+    count, candidates = tensor.numel(), value_hints.of(tensor).choices
+    if 0 < candidates < count:
+        notes.assume(f"unique finds each of {candidates} candidates")
+        count = candidates
     else:
         notes.assume("unique finds every value different")
     # Results that are not asked for are empty.
@@ -259,7 +259,7 @@ def bincount(runner: OpRunner, func: Any, args: Any, kwargs: Any) -> Any:
     known = reading.read_known(tensor)
     if known is None:
         notes.assume("bincount finds no value beyond minlength, and each value equally often")
-        size = max(1, minlength)
+        size = max(1, minlength, value_hints.of(tensor).choices)
     else:
         size = max(minlength, int(known.max()) + 1 if known.numel() else 0)
     weights = argument(args, kwargs, 1, "weights", None)

@@ -11,7 +11,7 @@ import torch
 
 from memexplore.text.tensor_text import dtype_of, shape_of
 from memexplore.torch_internals.tensors import storage_key
-from memexplore.virtual_gpu.values import value_hints
+from memexplore.virtual_gpu.values import known_values, value_hints
 
 
 class StorageRef(weakref.ref[Any]):
@@ -101,6 +101,7 @@ def forget(ref: StorageRef, table: dict[int, StorageRef] = live_storages) -> boo
         return False
     del table[ref.key]
     value_hints.forget_storage(ref.key)
+    known_values.forget_storage(ref.key)
     if not table and not any_alive():
         Watch.end()
     return True

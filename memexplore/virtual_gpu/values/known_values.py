@@ -2,9 +2,13 @@
 
 A copy belongs to a storage, so all views of it share the copy: a write through one view is seen through the others.
 `of` returns a real CPU tensor with the layout of a virtual one. A storage without a copy is unknown.
+
+A copy may be an assumption (`Assumption`): the choices of a router whose scores are unknown, what another rank sends.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 
@@ -17,8 +21,17 @@ uninitialized: set[int] = set()
 """Keys of the storages to which nothing was written yet, such as those of `torch.empty`."""
 
 
-received: dict[int, int] = {}
-"""Key of a known storage -> the rank that sent its contents: known is what this rank had there before."""
+class Assumption(NamedTuple):
+    """Why a GPU may have other values in a storage than its copy has."""
+
+    text: str
+    """What is assumed, as a sentence without a line."""
+    is_made_up: bool
+    """Whether the program has no such values at all: numbers print as virtual, floats made of them are unknown."""
+
+
+assumed: dict[int, Assumption] = {}
+"""Key of a storage whose copy is assumed -> the assumption."""
 
 
 class _Total:
@@ -100,9 +113,16 @@ def make_known(tensor: torch.Tensor) -> None:
     _insert(storage_key(storage), real_tensors.zeros(storage.nbytes(), dtype=torch.uint8).untyped_storage())
 
 
-def sender(tensor: torch.Tensor) -> int | None:
-    """Return the rank that sent the values of a tensor, which are not known: only those before are; None for others."""
-    return received.get(storage_key(untyped_storage(tensor))) if received else None
+def assumption(tensor: torch.Tensor) -> Assumption | None:
+    """Return what is assumed about the values of a tensor that has a copy, None where they are known for certain."""
+    return assumed.get(storage_key(untyped_storage(tensor))) if assumed else None
+
+
+def assume(tensor: torch.Tensor, assumption: Assumption) -> None:
+    """Mark the copy of a tensor's storage as assumed; an empty tensor has nothing to assume."""
+    key = storage_key(untyped_storage(tensor))
+    if key in copies:
+        assumed[key] = assumption
 
 
 def copy_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
@@ -136,12 +156,12 @@ def forget_storage(key: int) -> None:
     if copy is not None:
         _Total.nbytes -= copy.nbytes()
     uninitialized.discard(key)
-    received.pop(key, None)
+    assumed.pop(key, None)
 
 
 def forget_all() -> None:
     """Make all storages unknown."""
     copies.clear()
     uninitialized.clear()
-    received.clear()
+    assumed.clear()
     _Total.nbytes = 0

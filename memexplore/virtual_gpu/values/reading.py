@@ -1,9 +1,9 @@
 """Read values of virtual tensors for user code: `item()`, `if tensor:`, `tolist()`, `numpy()`, printing.
 
-Known values (known_values.py) are read as they are. For unknown ones there is one rule: **every unknown value counts as
-1**, so that guards such as `isfinite(loss)` pass, nothing divides by zero and GradScaler steps (its `found_inf` counts
-as 0). Tensors and numbers print as `virtual`. A loop whose end depends on an unknown value cannot be simulated and ends
-in one clear error (value_reads.py).
+Known values (known_values.py) are read as they are. **Every other value counts as 1**, so that guards such as
+`isfinite(loss)` pass, nothing divides by zero and GradScaler steps (its `found_inf` counts as 0). Only the choices of
+an op such as `topk` or `argmax` have values that are assumed (choices.py). Tensors and numbers print as `virtual`. A
+loop whose end depends on an unknown value cannot be simulated and ends in one clear error (value_reads.py).
 """
 
 from __future__ import annotations
@@ -28,15 +28,19 @@ def on_read() -> None:
 
 
 def read_known(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the known values that a program reads; note where another rank has sent others in their place."""
+    """Return the known values that a program reads; note what is assumed about them."""
     known = known_values.of(tensor)
-    sender = known_values.sender(tensor)
-    if known is not None and sender is not None:
-        notes.assume(SENT_BY_ANOTHER.format(sender))
+    assumption = known_values.assumption(tensor)
+    if assumption is not None:
+        notes.assume(assumption.text)
+        if assumption.is_made_up:
+            value_reads.count_read()
     return known
 
 
-SENT_BY_ANOTHER = "what rank {} has broadcast counted as what this rank had in the tensor before"
+def _is_made_up(tensor: torch.Tensor) -> bool:
+    assumption = known_values.assumption(tensor)
+    return assumption is not None and assumption.is_made_up
 
 
 def item(tensor: torch.Tensor) -> Any:
@@ -50,15 +54,29 @@ def item(tensor: torch.Tensor) -> Any:
         on_read()
     known = read_known(tensor)
     if known is not None:
-        return known.item()
+        return _as_virtual(known.item()) if _is_made_up(tensor) else known.item()
     hints = value_hints.of(tensor)
     value = number(tensor.dtype, hints.value)
     value_reads.count_read(ones=int(isinstance(value, VirtualFloat) and hints.value == 1))
     if type(value) is bool:
-        return decide_by(value)
-    if isinstance(value, VirtualInt):
+        return _decide(hints)
+    if isinstance(value, VirtualInt) and not hints.is_fact:
         notes.assume(f"the value of an integer tensor counted as {int(value)}")
     return value
+
+
+def _as_virtual(value: Any) -> Any:
+    """Return a number that is assumed as one that prints as `virtual`, in nested lists too."""
+    if isinstance(value, list):
+        return [_as_virtual(entry) for entry in value]
+    return decide_by(value) if type(value) is bool else VirtualInt(value)
+
+
+def _decide(hints: value_hints.ValueHints) -> bool:
+    """Return an unknown boolean, by which code decides; note it where it does not follow from a rule."""
+    if not hints.is_fact:
+        notes.assume(f"an unknown boolean counted as {bool(hints.value)}")
+    return decide_by(bool(hints.value))
 
 
 def formatted(tensor: torch.Tensor, spec: str) -> str:
@@ -79,24 +97,24 @@ def truth(tensor: torch.Tensor) -> bool:
         raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
     known = read_known(tensor)
     if known is not None:
-        return bool(known)
+        return decide_by(bool(known)) if _is_made_up(tensor) else bool(known)
     value_reads.count_read()
-    return decide_by(bool(value_hints.of(tensor).value))
+    return _decide(value_hints.of(tensor))
 
 
 def tolist(tensor: torch.Tensor) -> Any:
     """Return nested lists of the tensor's values, of virtual numbers for unknown ones."""
     known = read_known(tensor)
     if known is not None:
-        return known.tolist()
-    value = value_hints.of(tensor).value
-    value_reads.count_read(ones=tensor.numel() if tensor.is_floating_point() and value == 1 else 0)
-    if not tensor.is_floating_point():
-        notes.assume("the values of an integer tensor counted as 1")
+        return _as_virtual(known.tolist()) if _is_made_up(tensor) else known.tolist()
+    hints = value_hints.of(tensor)
+    value_reads.count_read(ones=tensor.numel() if tensor.is_floating_point() and hints.value == 1 else 0)
+    if not tensor.is_floating_point() and not hints.is_fact:
+        notes.assume(f"the values of an integer tensor counted as {int(hints.value)}")
 
     def build(shape: tuple[int, ...]) -> Any:
         if not shape:
-            return number(tensor.dtype, value)
+            return number(tensor.dtype, hints.value)
         return [build(shape[1:]) for _ in range(shape[0])]
 
     return build(tuple(tensor.shape))
@@ -110,7 +128,8 @@ def numpy(tensor: torch.Tensor) -> Any:
     known = read_known(tensor)
     if known is not None:
         # An array of its own: who writes to it does not write to the GPU.
-        return known.resolve_conj().resolve_neg().clone().numpy()
+        array = known.resolve_conj().resolve_neg().clone().numpy()
+        return VirtualArray.filled(array) if _is_made_up(tensor) else array
     notes.assume("unknown values count as 1 in a numpy array")
     return VirtualArray.filled(
         real_tensors.full(tensor.shape, value_hints.of(tensor).value, dtype=tensor.dtype).numpy()
@@ -119,7 +138,7 @@ def numpy(tensor: torch.Tensor) -> Any:
 
 def text(tensor: torch.Tensor) -> str:
     """Return the text that a virtual tensor prints as: its values, or shape and dtype of unknown ones."""
-    known = known_values.of(tensor)
+    known = None if _is_made_up(tensor) else known_values.of(tensor)
     if known is not None:
         return _text_of_known(tensor, known)
     if tensor.dim() == 0:

@@ -1,9 +1,12 @@
-"""Keep value hints: facts about the values of a virtual tensor that are known where the values are not.
+"""Keep value hints: facts and guesses about the values of a virtual tensor where the values are not known.
 
-`rule` returns the function that sets the hints of an op's results. Two facts are kept: the value itself, where an op's
-result does not count as 1 (`isnan` gives 0), and the share of a mask that is true. Indices that come from a choice
-among n, such as the experts that a router picks, are spread evenly: a mask of the elements that chose one of them is
-true for 1/n of its elements.
+`rule` returns the function that sets the hints of an op's results. They are few: the value of each element where it
+does not count as 1 (`isnan` gives 0), among how many candidates indices were chosen, the share of a mask that is true.
+Indices that come from a choice among n, such as the experts that a router picks, are spread evenly: a mask of the
+elements that chose one of them is true for 1/n of its elements. (Small ones have values: choices.py.)
+
+A comparison with an unknown value may only guess that a mask is false. What the program does first then decides about
+the whole mask: what it counts or tests (`any`, `sum`) is false, what it selects (`nonzero`, `x[mask]`) is all elements.
 """
 
 from __future__ import annotations
@@ -16,13 +19,13 @@ from typing import Any, NamedTuple
 import torch
 
 from memexplore.torch_internals.tensors import has_python_key, storage_key, untyped_storage
-from memexplore.virtual_gpu.values import known_values
+from memexplore.virtual_gpu.values import choices, known_values
 
 _aten = torch.ops.aten
 
 
 class ValueHints(NamedTuple):
-    """Known facts about the values of a virtual tensor."""
+    """What is known or guessed about the values of a virtual tensor."""
 
     value: float = 1
     """The value of each element."""
@@ -30,6 +33,14 @@ class ValueHints(NamedTuple):
     """Number of candidates from which the elements, indices, were chosen; 0 for tensors that are not indices."""
     share: float = 1.0
     """The share of the elements that are true."""
+    is_fact: bool = False
+    """Whether the value follows from a rule, such as that no value is NaN, and not from what others count as."""
+    is_open: bool = False
+    """Whether a mask is only guessed to be false, and its first use decides."""
+
+    def count(self, elements: int) -> int:
+        """Return how many of so many elements are true."""
+        return math.ceil(self.share * elements) if self.value else 0
 
 
 _DEFAULT = ValueHints()
@@ -43,10 +54,9 @@ def of(tensor: torch.Tensor) -> ValueHints:
     """Return the hints of a tensor: those of its values if they are known, by default those of a tensor of ones."""
     if not has_python_key(tensor):
         return _of_known(tensor)
-    known = known_values.of(tensor)
-    if known is not None:
-        return _of_known(known)
-    return _given(tensor) or _DEFAULT
+    known, given = known_values.of(tensor), _given(tensor) or _DEFAULT
+    # What is made of known choices may be too large to have values.
+    return given if known is None else _of_known(known)._replace(choices=given.choices)
 
 
 def _given(tensor: torch.Tensor) -> ValueHints | None:
@@ -61,11 +71,11 @@ def _layout(tensor: torch.Tensor) -> Any:
 def _of_known(known: torch.Tensor) -> ValueHints:
     if known.dtype is torch.bool:
         share = known.float().mean().item() if known.numel() else 1.0
-        return ValueHints(int(share > 0), share=share or 1.0)
+        return ValueHints(int(share > 0), share=share or 1.0, is_fact=True)
     if known.dtype.is_complex or not known.numel():
         return _DEFAULT
     low, high = known.min().item(), known.max().item()
-    return ValueHints(low) if low == high else _DEFAULT
+    return ValueHints(low, is_fact=True) if low == high else _DEFAULT
 
 
 def put(tensors: list[Any], hints: ValueHints) -> None:
@@ -89,12 +99,26 @@ def rule(op: Any, args: Any) -> SetHints | None:
     return make(args) if make is not None else None
 
 
-def _constant(value: int) -> Callable[[Any], SetHints]:
-    def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
-        if value != 1:
-            put(results, ValueHints(value))
+def selected(mask: torch.Tensor) -> ValueHints:
+    """Return the hints of a mask by which elements are selected: all of them where it was only guessed to be false."""
+    hints = of(mask)
+    if hints.is_open:
+        hints = ValueHints()
+        put([mask], hints)
+    return hints
 
-    return lambda args: set_hints
+
+def _counted(mask: torch.Tensor) -> ValueHints:
+    """Return the hints of a mask whose true elements are counted: none where it was only guessed to be false."""
+    hints = of(mask)
+    if hints.is_open:
+        hints = hints._replace(is_open=False)
+        put([mask], hints)
+    return hints
+
+
+def _constant(value: int) -> Callable[[Any], SetHints]:
+    return lambda args: lambda tensors, results: put(results, ValueHints(value, is_fact=True))
 
 
 def _copy_hints(args: Any) -> SetHints:
@@ -109,8 +133,8 @@ def _copy_hints(args: Any) -> SetHints:
 def _copy_value(args: Any) -> SetHints:
     def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
         hints = _given(tensors[0])
-        if hints is not None and hints.value != 1:
-            put(results, ValueHints(hints.value))
+        if hints is not None and (hints.value != 1 or hints.is_fact):
+            put(results, ValueHints(hints.value, is_fact=hints.is_fact))
 
     return set_hints
 
@@ -130,18 +154,20 @@ def _count(args: Any) -> SetHints:
     """The number of true elements of a mask; of other tensors a value that differs from 1."""
 
     def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
-        mask, hints = tensors[0], of(tensors[0])
+        mask = tensors[0]
         if mask.dtype is torch.bool and results[0].numel():
-            summed = mask.numel() // results[0].numel()
-            put(results, ValueHints(math.ceil(hints.value * hints.share * summed)))
-        elif hints.value != 1:
-            put(results, ValueHints(hints.value))
+            hints = _counted(mask)
+            put(results, ValueHints(hints.count(mask.numel() // results[0].numel()), is_fact=hints.is_fact))
+            return
+        hints = of(mask)
+        if hints.value != 1:
+            put(results, ValueHints(hints.value, is_fact=hints.is_fact))
 
     return set_hints
 
 
-def _integers(function: Callable[[Any, Any], Any]) -> Callable[[Any], SetHints | None]:
-    """Arithmetic of an integer tensor, such as a count, whose value is not 1."""
+def _arithmetic(function: Callable[[Any, Any], Any]) -> Callable[[Any], SetHints | None]:
+    """Arithmetic of an integer tensor, such as a count, whose value is not 1, with a number."""
 
     def make(args: Any) -> SetHints | None:
         if len(args) != 2 or not isinstance(args[1], int) or args[0].dtype.is_floating_point:
@@ -151,11 +177,18 @@ def _integers(function: Callable[[Any, Any], Any]) -> Callable[[Any], SetHints |
         def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
             hints = _given(tensors[0])
             if hints is not None and hints.value != 1:
-                put(results, ValueHints(function(hints.value, number)))
+                put(results, ValueHints(function(hints.value, number), is_fact=hints.is_fact))
 
         return set_hints
 
     return make
+
+
+def _multiply(args: Any) -> SetHints | None:
+    """A product of masks, as in `isfinite`, or of a count and a number."""
+    if isinstance(args[1], torch.Tensor):
+        return _combine(min)(args) if args[0].dtype is args[1].dtype is torch.bool else None
+    return _arithmetic(operator.mul)(args)
 
 
 def _where(args: Any) -> SetHints:
@@ -172,21 +205,29 @@ def _where(args: Any) -> SetHints:
 
 
 def _any(args: Any) -> SetHints:
-    """True if the share of true elements is one element at least."""
+    """True where at least one element is; along a dimension each result takes in several elements."""
 
     def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
-        hints = _given(tensors[0])
-        if hints is not None and (hints.value != 1 or hints.share < 1):
-            put(results, ValueHints(int(bool(hints.value) and hints.share * tensors[0].numel() >= 1)))
+        mask, result = tensors[0], results[0]
+        if _given(mask) is None or not result.numel():
+            return
+        if result.numel() == 1:
+            hints = _counted(mask)
+            put(results, ValueHints(int(hints.count(mask.numel()) > 0), is_fact=hints.is_fact))
+        else:
+            hints = of(mask)
+            put(results, hints._replace(share=min(1.0, hints.share * mask.numel() / result.numel())))
 
     return set_hints
 
 
 def _all(args: Any) -> SetHints:
     def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
-        hints = _given(tensors[0])
-        if hints is not None and (hints.value != 1 or hints.share < 1):
-            put(results, ValueHints(0))
+        mask = tensors[0]
+        if _given(mask) is None or not results[0].numel():
+            return
+        hints = _counted(mask) if results[0].numel() == 1 else of(mask)
+        put(results, ValueHints(int(hints.share == 1 and bool(hints.value)), is_fact=hints.is_fact))
 
     return set_hints
 
@@ -194,7 +235,9 @@ def _all(args: Any) -> SetHints:
 def _invert(args: Any) -> SetHints:
     def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
         hints = of(tensors[0])
-        put(results, ValueHints(1 - hints.value, share=1 - hints.share if hints.share < 1 else 1.0))
+        share = 1 - hints.share if hints.value else 1.0
+        guessed = hints is _DEFAULT and not known_values.is_known(tensors[0])
+        put(results, ValueHints(int(share > 0), share=share or 1.0, is_fact=hints.is_fact, is_open=guessed))
 
     return set_hints
 
@@ -202,46 +245,51 @@ def _invert(args: Any) -> SetHints:
 def _combine(function: Callable[[Any, Any], Any]) -> Callable[[Any], SetHints]:
     def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
         first, second = of(tensors[0]), of(tensors[-1])
-        put(results, ValueHints(function(first.value, second.value), share=function(first.share, second.share)))
+        value, share = function(first.value, second.value), function(first.share, second.share)
+        guessed = not value and (first.is_open or second.is_open)
+        is_fact = first.is_fact and second.is_fact
+        put(results, ValueHints(value, share=share, is_fact=is_fact, is_open=guessed))
 
     return lambda args: set_hints
+
+
+def _is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
+    mine, other = untyped_storage(first), untyped_storage(second)
+    return storage_key(mine) == storage_key(other) and _layout(first) == _layout(second)
 
 
 def _compare(compare: Callable[[Any, Any], bool]) -> Callable[[Any], SetHints]:
     def make(args: Any) -> SetHints:
         # Of a tensor only its number of dimensions: a plan must not hold a tensor.
         dims, number = (args[1].dim(), None) if isinstance(args[1], torch.Tensor) else (None, args[1])
+        is_infinite = isinstance(number, float) and not math.isfinite(number)
 
         def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
             first = of(tensors[0])
-            if dims is not None:
-                value = compare(first.value, of(tensors[-1]).value)
-                # one_hot compares the choices with a row of all candidates.
-                selects_choice = compare is operator.eq and first.choices > 0 and dims == 1
-            else:
-                value = compare(first.value, number)
-                selects_choice = compare is operator.eq and first.choices > 0
-            if selects_choice:
+            second = of(tensors[-1]) if number is None else ValueHints(number, is_fact=True)
+            value = compare(first.value, second.value)
+            # one_hot compares the choices with a row of all candidates.
+            is_choice = compare is operator.eq and first.choices > 0 and results[0].numel() > 1
+            if is_choice and (dims is None or dims == 1):
                 put(results, ValueHints(share=1 / first.choices))
-            elif not value or first.share < 1:
-                put(results, ValueHints(int(value), share=first.share))
+                return
+            is_fact = is_infinite or (first.is_fact and second.is_fact) or (dims is not None and _is_same(*tensors[:2]))
+            if is_fact or not value or first.share < 1:
+                is_open = not value and not is_fact
+                put(results, ValueHints(int(value), share=first.share, is_fact=is_fact, is_open=is_open))
 
         return set_hints
 
     return make
 
 
-def _choose(result: int, dim_position: int) -> Callable[[Any], SetHints]:
-    """An op that chooses along a dimension: `dim_position` of that argument, `result` is the index of the indices."""
+def _choose(choosing: choices.Choosing) -> Callable[[Any], SetHints]:
+    """An op that chooses along a dimension: the middle candidate, where the indices have no values."""
 
     def make(args: Any) -> SetHints:
-        dim = args[dim_position] if len(args) > dim_position and args[dim_position] is not None else -1
-
-        def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
-            if tensors[0].dim():
-                put(results[result : result + 1], ValueHints(choices=tensors[0].shape[dim]))
-
-        return set_hints
+        number = choices.candidates(args[0], choosing.dimension(args, {}))
+        hints = ValueHints(number // 2, choices=number)
+        return lambda tensors, results: put(results[choosing.result : choosing.result + 1], hints)
 
     return make
 
@@ -254,7 +302,7 @@ def _add_zero(args: Any) -> SetHints | None:
     def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
         added = _given(tensors[1]) if len(tensors) > 1 else None
         if added is not None and added.value == 0 and of(tensors[0]).value == 0:
-            put(results, ValueHints(0))
+            put(results, ValueHints(0, is_fact=added.is_fact))
         else:
             _hints.get(storage_key(untyped_storage(tensors[0])), {}).pop(_layout(tensors[0]), None)
 
@@ -262,22 +310,23 @@ def _add_zero(args: Any) -> SetHints | None:
 
 
 def _scatter(args: Any) -> SetHints:
+    """A mask of the candidates that were chosen: of all elements as many are true as there are choices."""
+
     def set_hints(tensors: list[torch.Tensor], results: list[Any]) -> None:
-        choices = of(tensors[1]).choices
-        if choices:
-            put(results, ValueHints(share=1 / choices))
+        if of(tensors[1]).choices and results[0].numel():
+            put(results, ValueHints(share=min(1.0, tensors[1].numel() / results[0].numel())))
 
     return set_hints
 
 
 def _no_error(result: int) -> Callable[[Any], SetHints]:
     """A factorization that succeeds: its result of this number counts as 0."""
-    return lambda args: lambda tensors, results: put(results[result : result + 1], ValueHints(0))
+    return lambda args: lambda tensors, results: put(results[result : result + 1], ValueHints(0, is_fact=True))
 
 
 def _found_inf(args: Any) -> SetHints:
     # The op writes into its argument found_inf, the second last tensor: no virtual gradient is infinite.
-    return lambda tensors, results: put(tensors[-2:-1], ValueHints(0))
+    return lambda tensors, results: put(tensors[-2:-1], ValueHints(0, is_fact=True))
 
 
 RULES: dict[Any, Callable[[Any], SetHints | None]] = {
@@ -291,21 +340,22 @@ RULES: dict[Any, Callable[[Any], SetHints | None]] = {
     _aten.bitwise_or.Tensor: _combine(max),
     _aten.logical_and.default: _combine(min),
     _aten.bitwise_and.Tensor: _combine(min),
-    # An unknown token is none of given ones, such as the end token.
     _aten.linalg_cholesky_ex.default: _no_error(1),
     _aten.linalg_inv_ex.default: _no_error(1),
     _aten.linalg_lu_factor_ex.default: _no_error(2),
     _aten.linalg_ldl_factor_ex.default: _no_error(2),
     _aten._linalg_solve_ex.default: _no_error(3),
     _aten.where.self: _where,
+    # An unknown token is none of given ones, such as the end token.
     _aten.isin.Tensor_Tensor: _constant(0),
     _aten.isin.Tensor_Scalar: _constant(0),
     _aten._amp_foreach_non_finite_check_and_unscale_.default: _found_inf,
     _aten.add_.Tensor: _add_zero,
-    _aten.topk.default: _choose(1, 2),
-    _aten.argmax.default: _choose(0, 1),
-    _aten.max.dim: _choose(1, 1),
-    _aten.multinomial.default: _choose(0, 9),
+    _aten.mul.Tensor: _multiply,
+    # A position among sorted values: the first one is always valid.
+    _aten.searchsorted.Tensor: _constant(0),
+    _aten.searchsorted.Scalar: _constant(0),
+    _aten.bucketize.Tensor: _constant(0),
     _aten.scatter_.value: _scatter,
     _aten.scatter.value: _scatter,
 }
@@ -323,9 +373,10 @@ for _op in (_aten.sum.default, _aten.sum.dim_IntList, _aten.count_nonzero.defaul
 for _op, _function in (
     (_aten.add.Tensor, operator.add),
     (_aten.sub.Tensor, operator.sub),
-    (_aten.mul.Tensor, operator.mul),
 ):
-    RULES[_op] = _integers(_function)
+    RULES[_op] = _arithmetic(_function)
+for _op, _choosing in choices.OPS.items():
+    RULES[_op] = _choose(_choosing)
 for _op in (_aten._is_any_true.default, _aten.any.default, _aten.any.dim, _aten.any.dims):
     RULES[_op] = _any
 for _op in (_aten.all.default, _aten.all.dim, _aten.all.dims):
