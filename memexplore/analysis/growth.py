@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from memexplore.analysis.curves import Rows, block_bytes, cached_by_tape, curve, lifetimes, peak
+from memexplore.analysis.curves import Rows, cached_by_tape, curve, lifetimes, peak
 from memexplore.analysis.groups import category_names, layer_names, line_names
 from memexplore.tape import Action, Category, Tape
 from memexplore.text.units import difference_text, size_text
@@ -35,7 +35,10 @@ class Leak(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """Allocated bytes at the ends of steps, by layer, line and category."""
+    """Bytes at the ends of steps, by layer, line and category, as they were requested.
+
+    The blocks may be larger, by remainders that differ from step to step in a program that does not grow.
+    """
 
     steps: list[int]
     row: Rows
@@ -49,7 +52,7 @@ class _Held(NamedTuple):
 def growth(tape: Tape) -> pandas.DataFrame:
     """Return the groups whose memory grows from step to step, most growth first.
 
-    Columns `layer`, `line`, `category`, one column per step (its number) with the allocated bytes at the end of that
+    Columns `layer`, `line`, `category`, one column per step (its number) with the requested bytes at the end of that
     step, and `grew`, last minus first. Only groups that never shrink and that grow at least twice are included (of two
     compared steps: that hold memory at the end of the first, too): what a program allocates once and keeps, such as the
     state of a second optimizer or the gradients that no further step sets to None, is no leak. The first step is
@@ -159,7 +162,7 @@ def _held(tape: Tape) -> _Held:
     life = lifetimes(tape)
     # The ends of steps that a block lives to see.
     first, after = np.searchsorted(ends, life.born), np.searchsorted(ends, life.requested)
-    seen = (first < after) & (block_bytes(tape)[life.born] > 0)
+    seen = (first < after) & (tape.size[life.born] > 0)
     born, first, after = life.born[seen], first[seen], after[seen]
     _, layer = np.unique(layer_names(tape).astype(str), return_inverse=True)
     stacks, stack = np.unique(tape.stack[born], return_inverse=True)
@@ -169,7 +172,7 @@ def _held(tape: Tape) -> _Held:
     row = np.zeros(len(groups), dtype=np.int64)
     row[group] = born  # the last block of each group
     changes = np.zeros((len(groups), len(ends) + 1), dtype=np.int64)
-    sizes = block_bytes(tape)[born]
+    sizes = tape.size[born]
     np.add.at(changes, (group, first), sizes)
     np.add.at(changes, (group, after), -sizes)
     return _Held(tape.step[ends].tolist(), row, np.cumsum(changes, axis=1)[:, :-1], groups // len(Category))

@@ -48,6 +48,8 @@ class Reading(NamedTuple):
     peak_allocated: int | None = None
     peak_reserved: int | None = None
     peak_from: PeakFrom = PeakFrom.UNKNOWN
+    requested: int | None = None
+    """What was requested of the bytes allocated: blocks may be larger."""
 
 
 class Counters(Protocol):
@@ -111,7 +113,8 @@ class VirtualCounters:
         with runner.lock:
             runner.free_waiting()
         allocator = self._allocator
-        return Reading(allocator.allocated, allocator.reserved, *allocator.peaks_since_mark(), PeakFrom.COUNTER)
+        peaks = allocator.peaks_since_mark()
+        return Reading(allocator.allocated, allocator.reserved, *peaks, PeakFrom.COUNTER, allocator.requested)
 
     @property
     def failed_requests(self) -> int:
@@ -136,6 +139,7 @@ class CudaCounters:
         self._free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
         self._driver = DriverMemory(device)
         self._highest = self._highest_reserved = self._before = self._before_reserved = 0
+        self._requested: int | None = None
         self.allocated: Callable[[], int] | None = self._sample
 
     @property
@@ -161,6 +165,8 @@ class CudaCounters:
         if not stats:  # the device was not used yet
             return 0, 0, 0, 0
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+        if "requested_bytes" in stats:  # the allocator of cudaMallocAsync does not count it
+            self._requested = stats["requested_bytes"]["all"]["current"]
         return allocated["current"], reserved["current"], allocated["peak"], reserved["peak"]
 
     def begin(self) -> None:
@@ -182,7 +188,8 @@ class CudaCounters:
         own_reserved = max(
             self._highest_reserved, reserved, peak_reserved if peak_reserved != self._before_reserved else 0
         )
-        return Reading(allocated, reserved, own, own_reserved, PeakFrom.COUNTER if exact else PeakFrom.SAMPLED)
+        source = PeakFrom.COUNTER if exact else PeakFrom.SAMPLED
+        return Reading(allocated, reserved, own, own_reserved, source, self._requested)
 
     def outside(self) -> Outside | None:
         """Return what the driver counts as used, without the segments of this process's allocator."""

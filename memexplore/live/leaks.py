@@ -75,7 +75,7 @@ class Leaks:
     def __init__(self, capacity: Callable[[], int | None]) -> None:
         self._capacity = capacity
         self._points: list[tuple[int, int]] = []
-        """Step and bytes allocated after it, thinned by dropping every second point."""
+        """Step and bytes held after it, requested ones if they are counted, thinned by dropping every second point."""
         self._stride = 1
         self._used = 0
         """Bytes reserved, or the peak where nothing is reserved."""
@@ -90,9 +90,11 @@ class Leaks:
         self._last = row.step
         if row.step > _WARM_UP:
             self._used = row.reserved_after or row.peak_allocated or self._used
-            if row.allocated_after is not None and row.reserved_after is not None:
+            # The remainders of blocks differ from step to step also where nothing grows.
+            held = row.allocated_after if row.requested_after is None else row.requested_after
+            if held is not None and row.reserved_after is not None:
                 if row.step % self._stride == 0:
-                    self._points.append((row.step, row.allocated_after))
+                    self._points.append((row.step, held))
                 if len(self._points) > 2 * _POINTS:
                     self._points, self._stride = self._points[1::2], 2 * self._stride
             if survivors:

@@ -71,6 +71,7 @@ class Current:
             peak_allocated=reading.peak_allocated,
             peak_reserved=reading.peak_reserved,
             allocated_after=reading.allocated,
+            requested_after=reading.requested,
             reserved_after=reading.reserved,
             outside=outside.size if outside is not None else None,
             other_processes=outside.others if outside is not None else None,
@@ -230,7 +231,8 @@ class Store:
                 values = [value for value in (getattr(newest, name), getattr(part, name)) if value is not None]
                 changes[name] = max(values, default=None)
             if part.allocated_after is not None:
-                changes |= {"allocated_after": part.allocated_after, "reserved_after": part.reserved_after}
+                names = ("allocated_after", "reserved_after", "requested_after")
+                changes |= {name: getattr(part, name) for name in names}
             self.history.replace_newest(newest._replace(**changes))
 
     def _remember(self, calls: Calls, reading: Reading) -> None:

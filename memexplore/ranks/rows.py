@@ -47,6 +47,8 @@ class StepRow(NamedTuple):
     """The error that ended the step before its end."""
     other_processes: int | None = None
     """Used on the device by other processes, None where the driver does not say."""
+    requested_after: int | None = None
+    """What was requested of `allocated_after`: blocks may be larger."""
 
     @property
     def free_in_cache(self) -> int | None:
@@ -70,7 +72,7 @@ _POSITIONS = tuple(StepRow._fields.index(name) for name in NUMBERS)
 _TEXTS = ("rose_because", "peak_from", "recorded", "inputs", "error")
 _DEFAULTS = StepRow._field_defaults
 _LARGEST = 1 << 62
-_SIZES = (*(name for name in NUMBERS if name != "seconds"), "other_processes")
+_SIZES = (*(name for name in NUMBERS if name != "seconds"), "other_processes", "requested_after")
 
 
 def numbers(row: StepRow) -> tuple[float | int | None, ...]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+from memexplore import simulate
 from memexplore.analysis import growth
 from memexplore.tape import Category, Meta, Phase, Source, Tape
 from tests.sample_tapes import CPU, GIB, MIB, T4, Program, leaking_tape, training_tape
@@ -21,6 +24,23 @@ def test_growth_finds_the_line_of_a_leak() -> None:
     assert growth.growth_text(leaking_tape(4)).startswith(
         "200 B at the end of step 2 grew to 400 B at the end of step 4, +200 B (+100 %)"
     )
+
+
+def test_growth_is_that_of_the_requests() -> None:
+    kept: list[torch.Tensor] = []
+
+    def run() -> None:
+        layer = nn.Linear(4, 4).cuda()
+        optimizer = torch.optim.SGD(layer.parameters())
+        for _ in range(8):
+            layer(torch.zeros(2, 4, device="cuda")).sum().backward()
+            optimizer.step()
+            kept.append(torch.zeros(39 * MIB // 2, dtype=torch.uint8, device="cuda"))
+
+    found = growth.leak(simulate(run))
+    # Each block is 20 MiB: half a MiB is too little to be split off.
+    assert found is not None
+    assert found.bytes_per_step == 39 * MIB // 2
 
 
 def test_growth_ignores_an_unfinished_step() -> None:

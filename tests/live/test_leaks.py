@@ -175,6 +175,15 @@ def test_sizes_that_vary_without_growing_are_no_leak():
         assert warnings_of(2048 * MIB + size for size in noise.tolist()) == []
 
 
+def test_blocks_whose_remainders_grow_are_no_leak():
+    leaks = Leaks(lambda: 16 * 1024**3)
+    for step in range(1, 101):
+        leaks.add(
+            StepRow(step, 0.1, allocated_after=10**9 + 500_000 * step, requested_after=10**9, reserved_after=2**31), []
+        )
+    assert leaks.find() is None
+
+
 def test_growth_that_exceeds_the_variation_is_found():
     noise = np.random.default_rng(0).integers(0, 4 * MIB, 300)
     # 1 MiB a step is twice the variation of 4 MiB after 8 steps.

@@ -113,7 +113,7 @@ def test_rows_are_added_to_one_file(tmp_path):
 
 
 def test_every_field_of_a_row_is_kept(tmp_path):
-    row = StepRow(1, 0.5, 2, 3, 4, "a rise", 5, 6, 7, "counter", "first", 8, 9, True, "8×256 int64", "an error", 10)
+    row = StepRow(1, 0.5, 2, 3, 4, "a rise", 5, 6, 7, "counter", "first", 8, 9, True, "8×256 int64", "an error", 10, 11)
     assert all(value != StepRow._field_defaults.get(name) for name, value in row._asdict().items())
     writer = Writer(tmp_path, 0, {})
     writer.add(row)
