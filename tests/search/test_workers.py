@@ -8,6 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Generator
 from typing import Any, NamedTuple
@@ -35,7 +36,7 @@ def answer(program: Any, request: Any) -> Generator[Answer, None, None]:
         yield Answer(os.getpid(), os.getppid(), os.nice(0), unpacked(program), (request, number))
 
 
-def started(count: int) -> Workers:
+def started(count: int, answer: workers.Answer = answer) -> Workers:
     new = Workers(answer)
     new.start(count)
     new.give(pickle.dumps("program"), process_settings())
@@ -79,6 +80,45 @@ def have_ended(*processes: int) -> bool:
     while any(map(is_running, processes)) and time.monotonic() < end:
         time.sleep(0.1)
     return not any(map(is_running, processes))
+
+
+def answer_for_ever(program: Any, request: Any) -> Generator[Answer, None, None]:
+    yield from answer(program, request)
+    while True:
+        time.sleep(1)
+
+
+@ON_LINUX
+def test_forks_that_are_at_work_end_with_the_process_that_forked_them() -> None:
+    with contextlib.closing(started(2, answer_for_ever)) as two:
+        answers = [worker.receive() for worker in two.all]
+        os.kill(answers[0].parent, signal.SIGKILL)
+        assert have_ended(*(answer.process for answer in answers))
+
+
+class Library:
+    """A library whose destructor does not end, as one in C++ may wait for a thread that has ended."""
+
+    def __init__(self) -> None:
+        self.wait = threading.Event().wait
+
+    def __del__(self) -> None:
+        self.wait()
+
+
+def load_library() -> None:
+    sys.modules["a library"] = Library()  # type: ignore[assignment]
+
+
+def test_a_worker_ends_without_the_destructors_of_its_libraries() -> None:
+    one = Workers(answer)
+    one.start(before=load_library)
+    one.give(pickle.dumps("program"), process_settings())
+    one.all[0].wait_until_ready()
+    one.stop()
+    one.join()
+    assert not one.are_alive
+    one.close()
 
 
 @ON_LINUX

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import multiprocessing
 import multiprocessing.connection
@@ -48,6 +49,8 @@ _SECONDS_TO_END = 2.0
 _MORE_REQUESTS = 2
 """Further requests before it is killed."""
 _READY = b"ready"
+_PR_SET_PDEATHSIG = 1
+"""Of `prctl` in Linux's sys/prctl.h."""
 
 Answer = Callable[[Any, Any], Generator[Any, None, None]]
 """Answers a request about a program, which may be packed, with one value or several; all of them can be pickled.
@@ -209,6 +212,12 @@ def _fork() -> int:
         return os.fork()
 
 
+def _end_with_parent() -> None:
+    """Have this process killed when the thread that forked it ends, which may be killed before it can end this one."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL):
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
 def _kill(process: int) -> None:
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
         os.kill(process, signal.SIGKILL)
@@ -233,6 +242,7 @@ def _main(connections: list[Connection], answer: Answer, niceness: int, before: 
     # An interrupt of a notebook or a terminal reaches the whole process group; the parent ends its workers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _end_when_terminated()
+    status = 1
     try:
         if hasattr(os, "nice"):
             os.nice(niceness)
@@ -245,11 +255,16 @@ def _main(connections: list[Connection], answer: Answer, niceness: int, before: 
             _serve(connections[0], answer, program)
         else:
             _fork_each(connections, answer, program)
+        status = 0
     except (EOFError, _Ended):
-        raise SystemExit(1) from None
+        pass
     finally:
-        # The functions that torch runs at exit come next: Python would print an exception that is raised in them.
+        # Python would print an exception that is raised in the functions that come next.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Temporary files are removed. The rest of the interpreter's end is left out: the destructors of torch may wait for
+    # ever for a thread that the interpreter has ended, and who started this process waits for its end.
+    atexit._run_exitfuncs()
+    os._exit(status)
 
 
 def _end_when_terminated() -> None:
@@ -312,6 +327,7 @@ def _fork_each(connections: list[Connection], answer: Answer, packed: bytes) -> 
 def _serve_and_exit(connection: Connection, answer: Answer, program: Any) -> NoReturn:
     """Serve a connection in a forked process, and end the process without the exit functions of its parent."""
     try:
+        _end_with_parent()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         # Raises where torch refuses a backward pass here; the other end then runs the settings itself.
