@@ -75,6 +75,8 @@ class Allocator:
         """Allocated blocks by address."""
         self.gpu_index = gpu_index
         self.ooms = 0
+        self.before_first_request: Callable[[], object] | None = None
+        """Called before the first request, and before each until it has not raised."""
 
     def malloc(self, size: int, stream: int = 0) -> int:
         """Return the address of a block for a request of `size` bytes; 0 for a size of 0.
@@ -87,6 +89,9 @@ class Allocator:
             if size < 0:
                 raise ValueError(f"a request has a size of 0 or more bytes, not {size}")
             raise OutOfMemory("CUDA out of memory. Tried to allocate more than 1EB memory.", size)
+        if self.before_first_request is not None:
+            self.before_first_request()
+            self.before_first_request = None
         self._statistics.was_split = False
         block = self.blocks.allocate_block(size, stream)
         if block is None:
@@ -119,6 +124,12 @@ class Allocator:
     def block_size(self, address: int) -> int:
         """Return the bytes of the live block at an address."""
         return self.live[address].size
+
+    def change_settings(self, settings: Settings) -> None:
+        """Take other settings for all requests that come; the limit of reserved memory stays (`limit_to`)."""
+        self.settings = settings
+        self._statistics.max_split_size = settings.max_split_size
+        self.blocks.change_settings(settings)
 
     def limit_to(self, limit: int | None) -> None:
         """Limit reserved memory to some bytes; None removes the limit."""

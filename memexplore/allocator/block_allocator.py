@@ -67,11 +67,18 @@ class BlockAllocator:
         self._small, self._large, self._split = segments.small, segments.large, segments.split
         self.limit_to(settings.limit(segments.total))
 
+    def change_settings(self, settings: Settings) -> None:
+        """Take other settings for all requests that come; the limit of reserved memory stays (`limit_to`)."""
+        self.settings = settings
+        self.segments.change_settings(settings)
+        self._rounds_to_powers = any(settings.roundup_power2_divisions)
+        self.limit_to(self.segments.limit)
+
     def limit_to(self, limit: int | None) -> None:
         """Limit reserved memory to some bytes; None removes the limit."""
         self.segments.limit = limit
         self._collects_garbage = limit is not None and self.settings.garbage_collection_threshold > 0
-        conditions = self.settings.expandable_segments or self.settings.max_split_size < UNLIMITED
+        conditions = self.segments.has_expandable or self.settings.max_split_size < UNLIMITED
         self._best_fit_suffices = not conditions and not self._collects_garbage
         """Whether the smallest sufficient block can be taken without the further conditions of `_search`."""
 

@@ -46,6 +46,8 @@ class Segments:
         statistics: Statistics | None = None,
     ) -> None:
         self.settings = settings if settings is not None else Settings()
+        self.has_expandable = self.settings.expandable_segments
+        """Whether segments may be expandable: those that were mapped before a change of the settings stay so."""
         self.capacity = UNLIMITED if capacity is None else capacity
         self.total = total or capacity or 1 << 40
         self.limit: int | None = None
@@ -71,13 +73,25 @@ class Segments:
     def free_set(self, pool: Pool, stream: int) -> FreeSet:
         """Return the free set of a pool and stream, an empty one at its first use."""
         if stream not in pool.free_sets:
-            min_remainder, split_limit = SMALL + BLOCK, self.settings.max_split_size
-            if pool.kind == "small" or self.uses_expandable(pool):
-                min_remainder, split_limit = BLOCK, UNLIMITED
-            if pool.private is not None and PoolOptions.NO_SPLIT in pool.private.options:
-                min_remainder = UNLIMITED
-            pool.free_sets[stream] = FreeSet(pool, stream, min_remainder, split_limit)
+            pool.free_sets[stream] = FreeSet(pool, stream, *self._splitting(pool))
         return pool.free_sets[stream]
+
+    def _splitting(self, pool: Pool) -> tuple[int, int]:
+        """Return `min_remainder` and `split_limit` of the free sets of a pool."""
+        min_remainder, split_limit = SMALL + BLOCK, self.settings.max_split_size
+        if pool.kind == "small" or self.uses_expandable(pool):
+            min_remainder, split_limit = BLOCK, UNLIMITED
+        if pool.private is not None and PoolOptions.NO_SPLIT in pool.private.options:
+            min_remainder = UNLIMITED
+        return min_remainder, split_limit
+
+    def change_settings(self, settings: Settings) -> None:
+        """Take other settings for all that comes; blocks and segments stay as they are."""
+        self.settings = settings
+        self.has_expandable |= settings.expandable_segments
+        for pool in self.pools():
+            for free_set in pool.free_sets.values():
+                free_set.min_remainder, free_set.split_limit = self._splitting(pool)
 
     def pools(self) -> list[Pool]:
         """Return the default pools and those of every private pool."""

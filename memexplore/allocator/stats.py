@@ -154,7 +154,7 @@ class Statistics:
     """The statistics of one allocator by pool, which count requests, frees, splits and segments."""
 
     def __init__(self, max_split_size: int) -> None:
-        self._max_split_size = max_split_size
+        self.max_split_size = max_split_size
         self.all = PoolStats()
         self.by_kind = {"small": PoolStats(), "large": PoolStats()}
         """By the kind of the pool."""
@@ -188,7 +188,7 @@ class Statistics:
         if self.all.pending.current:
             self.all.update_active_peaks()
             of_pool.update_active_peaks()
-        if size >= self._max_split_size:
+        if size >= self.max_split_size:
             self._oversize_allocations.increase(1)
 
     def freed(self, block: Block) -> None:
@@ -204,7 +204,7 @@ class Statistics:
             if block.other_streams:
                 stats.pending.increase(1)
                 stats.pending_bytes.increase(size)
-        if size >= self._max_split_size:
+        if size >= self.max_split_size:
             self._oversize_allocations.decrease(1)
 
     def pending_ended(self, block: Block) -> None:
@@ -254,7 +254,7 @@ class Statistics:
         if action in (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE):
             self.all.segment.change(sign)
             of_pool.segment.change(sign)
-            if size >= self._max_split_size:
+            if size >= self.max_split_size:
                 self._oversize_segments.change(sign)
 
     def reset_peaks(self) -> None:

@@ -130,13 +130,6 @@ class Recording:
             raise
 
 
-def _late_settings(before: str) -> list[str]:
-    """Return a note where the program has set allocator settings that the virtual GPU does not read any more."""
-    now = settings_of_environment()
-    text = f"the program set PYTORCH_CUDA_ALLOC_CONF to {now}, too late for a virtual GPU that is on"
-    return [] if now in ("", before) else [text]
-
-
 @contextlib.contextmanager
 def record(device: str | torch.device | None = None, unrelated: Unrelated = Unrelated.KEPT) -> Iterator[Recording]:
     """Record the memory of the block on the running virtual GPU, else on the real GPU, else on the CPU.
@@ -171,10 +164,12 @@ def record(device: str | torch.device | None = None, unrelated: Unrelated = Unre
 
     def finish() -> Tape:
         recorder.finish()
-        of_run = (*notes_of_run(), *session.report(), *_late_settings(settings)) if virtual_gpu is not None else ()
-        notes = (*meta.notes, *map(encodable, of_run))
-        end, unmeasured = recording._end, processes.report() if virtual_gpu is not None else ""
-        ended = meta._replace(notes=notes, ending=end.ending, error=end.error, unmeasured=unmeasured)
+        notes, end, unmeasured, now = meta.notes, recording._end, "", meta.settings
+        if virtual_gpu is not None:
+            ignored = virtual_gpu.program_settings.without_effect(settings)
+            notes = (*notes, *map(encodable, (*notes_of_run(), *session.report(), *ignored)))
+            unmeasured, now = processes.report(), str(virtual_gpu.settings)
+        ended = meta._replace(notes=notes, ending=end.ending, error=end.error, unmeasured=unmeasured, settings=now)
         # The program may have set the limit in the block.
         ended = limited(ended, virtual_gpu.allocator.limit if virtual_gpu is not None else real.limit())
         tape = tape_builder.build(recorder, ended)

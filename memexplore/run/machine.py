@@ -24,6 +24,7 @@ from memexplore.torch_internals.tensors import storage_key
 from memexplore.virtual_gpu.device import VirtualGpu, active, release_of, turned_on
 from memexplore.virtual_gpu.distributed.ranks import of_group
 from memexplore.virtual_gpu.patches.install import Patched
+from memexplore.virtual_gpu.patches.program_settings import ChosenBy
 from memexplore.virtual_gpu.tensors.tensor import is_virtual
 from memexplore.virtual_gpu.values.setting import Values
 
@@ -58,6 +59,8 @@ class Machine:
     """torch release whose rules apply."""
     settings: str = ""
     """Allocator settings, as in ``PYTORCH_CUDA_ALLOC_CONF``."""
+    settings_chosen_by: ChosenBy = ChosenBy.ENVIRONMENT
+    """Whether the program may change them."""
     os: Os = Os.LINUX
     """Operating system whose driver places the segments of a virtual GPU."""
     values: Values = Values.KNOWN
@@ -122,6 +125,10 @@ class Machine:
         """Return the machine with one virtual GPU instead of its GPUs."""
         return self.replace(gpus=(gpu,), kind=Kind.VIRTUAL)
 
+    def with_settings(self, settings: str) -> Machine:
+        """Return the machine with allocator settings that hold whatever the program sets."""
+        return self.replace(settings=str(Settings.parse(settings)), settings_chosen_by=ChosenBy.USER)
+
     def unlimited(self) -> Machine:
         """Return the virtual machine on which everything fits: its GPUs have a PiB of memory."""
         return self.replace(gpus=tuple(map(unlimited, self.gpus)), kind=Kind.VIRTUAL)
@@ -134,7 +141,8 @@ class Machine:
         """Return the first GPU as a virtual one, switched off."""
         process = of_group(self.rank, self.world)
         settings = Settings.parse(self.settings)
-        return VirtualGpu(self.gpu, self.release, settings, self.os, self.values, process, self.skew)
+        chosen_by = self.settings_chosen_by
+        return VirtualGpu(self.gpu, self.release, settings, self.os, self.values, process, chosen_by, self.skew)
 
     def turned_on(self) -> Patched[VirtualGpu]:
         """Turn the virtual GPU on for a block. Raises RuntimeError if one is on already."""
@@ -179,16 +187,17 @@ def machine_of(
     elif not isinstance(gpu, Gpu):
         entry = catalogue.find(gpu)
     of_group(rank, world)  # raises
-    return Machine(
+    machine = Machine(
         gpus=(entry,),  # type: ignore[arg-type]
         kind=kind,
         release=release_or_installed(release),
-        settings=str(Settings.parse(settings or settings_of_environment())),
+        settings=str(Settings.parse("" if settings else settings_of_environment())),
         os=system_of(os),
         values=Values.of(values),
         world=world,
         rank=rank,
     )
+    return machine.with_settings(settings) if settings else machine
 
 
 def virtual(

@@ -7,6 +7,7 @@ import enum
 import os
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from memexplore.text.untrusted import shown
 
@@ -127,6 +128,17 @@ class Settings:
                 raise ValueError(f"{shown(name)} is not an allocator setting; write one of {', '.join(_READERS)}")
         return cls(**values)  # type: ignore[arg-type]
 
+    def changed_by(self, text: str) -> Settings:
+        """Return what these settings are after PyTorch reads another string; raises as `parse`.
+
+        A string sets three options to their defaults that it does not name, and leaves all others as they are:
+        `AcceleratorAllocatorConfig::parseArgs` in c10/core/AllocatorConfig.cpp.
+
+        >>> str(Settings.parse("expandable_segments:True,max_split_size_mb:64").changed_by("large_segment_size_mb:40"))
+        'expandable_segments:True,large_segment_size_mb:40'
+        """
+        return Settings.parse(",".join(filter(None, (str(dataclasses.replace(self, **_RESET)), text))))
+
     def limit(self, total: int) -> int | None:
         """Return the bytes that a process may reserve on a device of `total` bytes, None without a limit.
 
@@ -225,6 +237,11 @@ def _divisions(name: str, value: str) -> tuple[int, ...]:
     return tuple(table)
 
 
+_RESET: dict[str, Any] = {
+    name: getattr(Settings(), name)
+    for name in ("max_split_size", "roundup_power2_divisions", "garbage_collection_threshold")
+}
+"""Options that are back at their defaults with the next string that PyTorch reads."""
 _READERS = {
     "max_split_size_mb": ("max_split_size", _mebibytes),
     "max_non_split_rounding_mb": ("max_non_split_rounding", _mebibytes),
@@ -238,9 +255,14 @@ _READERS = {
 
 
 SETTINGS_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""Environment variables that hold allocator settings; the first that is not empty counts."""
+"""Environment variables that hold allocator settings; the first that is set counts, also where it is empty."""
 
 
 def settings_of_environment(environment: Mapping[str, str | None] = os.environ) -> str:
-    """Return the allocator settings that an environment has for the processes of torch, empty without any."""
-    return next(filter(None, map(environment.get, SETTINGS_VARIABLES)), "")
+    """Return the allocator settings that an environment has for the processes of torch, empty without any.
+
+    >>> settings_of_environment({"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
+    'expandable_segments:True'
+    """
+    texts = (environment.get(name) for name in SETTINGS_VARIABLES)
+    return next((text for text in texts if text is not None), "")

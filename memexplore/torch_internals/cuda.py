@@ -78,6 +78,11 @@ ON_INIT = replaceable(
 )
 
 
+_SETTINGS = "settings of the allocator that a program makes while it runs"
+SET_ALLOCATOR_SETTINGS = replaceable("torch._C._accelerator_setAllocatorSettings", _SETTINGS, NO_VIRTUAL_GPU)
+GET_ALLOCATOR_SETTINGS = replaceable("torch._C._accelerator_getAllocatorSettings", _SETTINGS, NO_VIRTUAL_GPU)
+
+
 def history_is_on() -> bool:
     """Return whether the allocator of the GPU records its history now."""
     return bool(getattr(*HISTORY_IS_ON, lambda: False)())

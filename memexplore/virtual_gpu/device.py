@@ -50,6 +50,7 @@ from memexplore.virtual_gpu.patches.compile import EagerCompile
 from memexplore.virtual_gpu.patches.device_names import DeviceRenaming
 from memexplore.virtual_gpu.patches.install import Call, Insert, Keep, Patch, Patched, Replace
 from memexplore.virtual_gpu.patches.module_moves import ModuleMoves
+from memexplore.virtual_gpu.patches.program_settings import ChosenBy, ProgramSettings
 from memexplore.virtual_gpu.tensors import fake_tensors, local_device, methods, tensor
 from memexplore.virtual_gpu.tensors.live_storages import live_storages
 from memexplore.virtual_gpu.values import choices, known_values, notes, reading
@@ -117,6 +118,7 @@ class VirtualGpu:
         os: Os = Os.LINUX,
         compute: Values = Values.KNOWN,
         rank: Rank | None = None,
+        settings_chosen_by: ChosenBy = ChosenBy.ENVIRONMENT,
         skew: float = 0.0,
     ) -> None:
         check.warn_if_untested()
@@ -124,7 +126,6 @@ class VirtualGpu:
         fake_tensors.fake_mode()
         self.gpu = gpu = gpu.for_release(release)
         self.release = release
-        self.settings = settings
         self.os = os
         major_minor = release_of(release)
         self.allocator = Allocator(
@@ -164,6 +165,12 @@ class VirtualGpu:
         """Of Ctrl-C until a request of memory has ended."""
         self._module_moves = ModuleMoves()
         self._recorders: list[Any] = []
+        self.program_settings = ProgramSettings(self, settings_chosen_by)
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the allocator now."""
+        return self.allocator.settings
 
     def patches(self) -> list[Patch]:
         """Return all patches that make `cuda` this GPU, in the order of installation. Call it while torch is unpatched.
@@ -218,6 +225,7 @@ class VirtualGpu:
             *autocast.patches(release),
             *serialization.patches(),
             *table.rows(self, moves, renaming, compiling),
+            *self.program_settings.rows(),
             *storages.rows(self.runner),
             *wrappers.rows(),
             *user_classes.rows(),

@@ -289,3 +289,36 @@ def test_large_segments_of_another_size() -> None:
     model = allocator("large_segment_size_mb:32")
     model.malloc(2 * MIB)
     assert model.reserved == 32 * MIB
+
+
+# ---- settings that change while there are blocks
+def test_blocks_from_before_expandable_segments_stay_and_are_reused() -> None:
+    device = allocator()
+    device.free(device.malloc(30 * MIB))
+    device.change_settings(Settings.parse("expandable_segments:True"))
+    device.malloc(29 * MIB)  # from the segment of 30 MiB, split by the rule of expandable segments: 512 bytes suffice
+    assert (device.reserved, device.allocated) == (30 * MIB, 29 * MIB)
+    device.malloc(30 * MIB)  # mapped in pages of 20 MiB
+    assert device.reserved == 70 * MIB
+
+
+def test_expandable_segments_that_are_off_again_serve_no_request() -> None:
+    device = allocator("expandable_segments:True")
+    device.free(device.malloc(20 * MIB))
+    device.change_settings(Settings())
+    first = device.malloc(20 * MIB)
+    assert device.reserved == 40 * MIB
+    device.free(first)
+    device.malloc(19 * MIB + 512)  # less than 1 MiB would remain: the whole block, as without expandable segments
+    assert (device.reserved, device.allocated) == (40 * MIB, 20 * MIB)
+    device.change_settings(Settings.parse("expandable_segments:True"))
+    device.malloc(20 * MIB)
+    assert device.reserved == 40 * MIB
+
+
+def test_a_change_of_settings_keeps_the_limit_of_memory() -> None:
+    device = allocator("per_process_memory_fraction:0.5", capacity=100 * MIB)
+    device.change_settings(Settings.parse("roundup_power2_divisions:4,max_split_size_mb:20"))
+    assert device.limit == 50 * MIB  # read when PyTorch makes the allocator
+    device.malloc(5 * MIB + 1)  # 4 to 8 MiB in four parts: 5, 6
+    assert (device.allocated, device.stats()["max_split_size"]) == (6 * MIB, 20 * MIB)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memexplore.allocator import Settings
+from memexplore.tape.allocator_settings import settings_of_environment
 
 MIB = 1024**2
 
@@ -89,3 +90,34 @@ def test_settings_written_as_text_parse_to_the_same(text: str) -> None:
 
 def test_host_options_are_accepted_without_effect() -> None:
     assert Settings.parse("pinned_use_background_threads:True,release_lock_on_cudamalloc:True") == Settings()
+
+
+@pytest.mark.parametrize(
+    ("before", "text", "after"),
+    [
+        # parseArgs sets three options to their defaults that a string does not name: c10/core/AllocatorConfig.cpp.
+        ("max_split_size_mb:64,roundup_power2_divisions:4,garbage_collection_threshold:0.8", "", ""),
+        ("expandable_segments:True,large_segment_size_mb:40", "", "expandable_segments:True,large_segment_size_mb:40"),
+        ("expandable_segments:True", "max_split_size_mb:64", "expandable_segments:True,max_split_size_mb:64"),
+        ("expandable_segments:True,max_split_size_mb:64", "expandable_segments:False", ""),
+        ("per_process_memory_fraction:0.5", "max_split_size_mb:64,max_split_size_mb:32", "per_process_memory_fraction:"
+         "0.5,max_split_size_mb:32"),
+    ],
+)  # fmt: skip
+def test_a_later_string_changes_what_it_names_and_resets_three_options(before: str, text: str, after: str) -> None:
+    assert Settings.parse(before).changed_by(text) == Settings.parse(after)
+
+
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [
+        # What `torch._C._accelerator_getAllocatorSettings` of torch 2.13.0 answers under these environments.
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "PYTORCH_ALLOC_CONF": "max_split_size_mb:40"},
+         "expandable_segments:True"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "", "PYTORCH_ALLOC_CONF": "max_split_size_mb:40"}, ""),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:40"}, "max_split_size_mb:40"),
+        ({}, ""),
+    ],
+)  # fmt: skip
+def test_the_first_variable_that_is_set_counts(environment: dict[str, str], text: str) -> None:
+    assert settings_of_environment(environment) == text

@@ -42,7 +42,7 @@ class SettingsKnob(Knob):
     """Settings of the caching allocator, as in `PYTORCH_CUDA_ALLOC_CONF`.
 
     They are of a whole process, in which other tensors live: a setting on a real GPU runs on the virtual one with
-    its numbers.
+    its numbers. They hold whatever the program sets itself.
     """
 
     name = "settings"
@@ -65,7 +65,7 @@ class SettingsKnob(Knob):
             raise ValueError(
                 "settings= are those of the allocator of a GPU, which a CPU does not have: name a GPU as well"
             )
-        return machine.twin().replace(settings=str(Settings.parse(value)))
+        return machine.twin().with_settings(value)
 
     def controls(self, explored: Explored) -> list[Control]:
         """Return a control for each of the settings that matter most."""

@@ -21,6 +21,7 @@ from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces
 from memexplore.virtual_gpu.patches import cuda_objects, streams
 from memexplore.virtual_gpu.patches.cuda_objects import Cudart, DeviceContext, Properties, refused
 from memexplore.virtual_gpu.patches.device_names import index_of
+from memexplore.virtual_gpu.patches.program_settings import ProgramSettings
 from memexplore.virtual_gpu.tensors import local_device
 from memexplore.virtual_gpu.tensors.live_storages import live_storages
 from memexplore.virtual_gpu.tensors.tensor import DeviceState, is_virtual
@@ -34,6 +35,15 @@ _READ_PROPERTIES = frozenset(
 """Functions after which code may run differently on another GPU."""
 
 
+_INITIALIZE = frozenset(
+    f"{LAZY_INIT.name} init current_device set_device synchronize get_device_name get_device_capability "
+    "get_device_properties can_device_access_peer is_bf16_supported mem_get_info set_per_process_memory_fraction "
+    "get_per_process_memory_fraction reset_peak_memory_stats reset_accumulated_memory_stats current_stream "
+    "default_stream get_rng_state initial_seed ipc_collect current_blas_handle".split()
+)
+"""Functions that initialise CUDA: with the first of them PyTorch reads the settings of the allocator."""
+
+
 class Device(Protocol):
     """The part of a virtual GPU that `torch.cuda` needs."""
 
@@ -44,6 +54,7 @@ class Device(Protocol):
     workspaces: Workspaces
     properties_read: bool
     generator: torch.Generator
+    program_settings: ProgramSettings
 
     def empty_cache(self) -> None:
         """`torch.cuda.empty_cache()`."""
@@ -88,6 +99,8 @@ def functions(device: Device) -> dict[str, Any]:
     }
     for name in _READ_PROPERTIES & replacements.keys():
         replacements[name] = _noting(device, replacements[name])
+    for name in _INITIALIZE & replacements.keys():
+        replacements[name] = _initializing(device.program_settings, replacements[name])
     return replacements
 
 
@@ -171,15 +184,19 @@ def _statistics(device: Device) -> dict[str, Any]:
 def _limit_functions(device: Device) -> dict[str, Any]:
     """Functions about the memory of the whole GPU and the part of it that the process may take."""
     gpu, allocator = device.gpu, device.allocator
-    fraction = [1.0 if allocator.limit is None else allocator.limit / gpu.total]
+    fraction: list[float] = []
+    """What the program has set last."""
 
     def free_and_total() -> tuple[int, int]:
         return gpu.total - gpu.outside - allocator.reserved, gpu.total
 
     def set_fraction(value: float, device: Any = None) -> None:
         index_of(device)
-        fraction[0] = value
+        fraction[:] = [value]
         allocator.set_memory_fraction(value)
+
+    def get_fraction(device: Any = None) -> float:
+        return fraction[0] if fraction else 1.0 if allocator.limit is None else allocator.limit / gpu.total
 
     def processes(device: Any = None) -> str:
         index_of(device)
@@ -189,7 +206,7 @@ def _limit_functions(device: Device) -> dict[str, Any]:
         "mem_get_info": _of_device(free_and_total),
         CUDART.name: Cudart(free_and_total),
         "set_per_process_memory_fraction": set_fraction,
-        "get_per_process_memory_fraction": lambda device=None: fraction[0],
+        "get_per_process_memory_fraction": get_fraction,
         "list_gpu_processes": processes,
         "device_memory_used": _of_device(lambda: gpu.outside + allocator.reserved),
         "empty_cache": lambda: device.empty_cache(),
@@ -287,6 +304,15 @@ def accelerator(functions: dict[str, Any]) -> dict[str, Any]:
         "empty_host_cache": _pass,
         "Graph": functions["CUDAGraph"],
     }
+
+
+def _initializing(settings: ProgramSettings, function: Callable[..., Any]) -> Callable[..., Any]:
+    def initialize_and_call(*args: Any, **kwargs: Any) -> Any:
+        with runner.lock:
+            settings.initialize()
+        return function(*args, **kwargs)
+
+    return initialize_and_call
 
 
 _DTYPES = frozenset(value for value in vars(torch).values() if isinstance(value, torch.dtype) and value.itemsize)
