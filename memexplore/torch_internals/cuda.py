@@ -58,9 +58,6 @@ SUPPORTED_ACTIVITIES = replaceable(
     "`torch.profiler` with CUDA activity on a virtual GPU",
 )
 NVTX = replaceable("torch.cuda.nvtx._nvtx", "a build for the CPU has no NVTX", "code with NVTX ranges on a virtual GPU")
-PIN_MEMORY = replaceable(
-    "torch.utils.data._utils.pin_memory.pin_memory", "pinned memory is host memory", "loaders with `pin_memory=True`"
-)
 _HISTORY = "history of a real GPU; its replacement answers on a virtual one"
 RECORD_HISTORY = replaceable("torch.cuda.memory._record_memory_history", _HISTORY, "recording on a real GPU")
 SNAPSHOT = replaceable("torch.cuda.memory._snapshot", _HISTORY, "snapshots on a virtual GPU")

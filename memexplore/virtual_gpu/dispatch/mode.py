@@ -41,6 +41,7 @@ from memexplore.virtual_gpu.frame_variables import variables
 from memexplore.virtual_gpu.kernels import data_dependent, sparse
 from memexplore.virtual_gpu.kernels.plan import NewTensor, Plan, PlannedOutput
 from memexplore.virtual_gpu.patches.device_names import renamed
+from memexplore.virtual_gpu.tensors import pinned_memory
 from memexplore.virtual_gpu.tensors.live_storages import StorageRef, live_storages
 from memexplore.virtual_gpu.tensors.sparse_contents import SparseContents
 from memexplore.virtual_gpu.tensors.tensor import (
@@ -149,8 +150,8 @@ class VirtualMode(TorchDispatchMode):
         elif host and traits.factory and self._fakes_modules and _builds_module(args, kwargs or {}):
             return fake_cpu_tensor(args[0], kwargs.get("dtype") if kwargs else None)
         if kwargs and kwargs.get("pin_memory"):
-            # Pinned memory is host memory, and its allocator needs a device.
-            kwargs = {**kwargs, "pin_memory": False}
+            # torch's own allocator of pinned memory needs a device.
+            return pinned_memory.mark(self._run(func, types, args, {**kwargs, "pin_memory": False}))
         if self.is_beside_real_gpu:
             unsupported.refuse_real_gpu(func, (*args, *(kwargs or {}).values()))
         if host:

@@ -23,7 +23,7 @@ from memexplore.torch_internals.dispatch import (
 from memexplore.torch_internals.tensors import without_functorch
 from memexplore.virtual_gpu.patches import wrappers
 from memexplore.virtual_gpu.patches.contents_elsewhere import SET_DATA
-from memexplore.virtual_gpu.tensors import local_device, methods
+from memexplore.virtual_gpu.tensors import local_device, methods, pinned_memory
 from memexplore.virtual_gpu.tensors.tensor import META, DeviceState, fake_cpu_tensor, is_virtual
 from memexplore.virtual_gpu.user_traceback import hide_own_frames
 from memexplore.virtual_gpu.values import real_tensors, virtual_numbers
@@ -127,7 +127,9 @@ def _from_data(make: Callable[..., torch.Tensor]) -> Callable[[tuple[Any, ...], 
     """
 
     def handle(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        kwargs.pop("pin_memory", None)
+        if kwargs.pop("pin_memory", False):
+            made = handle(args, {**kwargs})
+            return pinned_memory.mark(made) if made.device.type == "cpu" else made
         data = args[0] if args else kwargs["data"]
         device = kwargs.get("device")
         if device is None and isinstance(data, torch.Tensor):
@@ -190,11 +192,6 @@ def _new(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return tensor.new_empty(first if isinstance(first, torch.Size) else rest or [0])
 
 
-def _pin_memory(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    # Pinned memory is host memory, which is not simulated.
-    return args[0]
-
-
 def _share_memory(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[0] if is_virtual(args[0]) else _Tensor.share_memory_(args[0])
 
@@ -222,6 +219,10 @@ def _property_of_wrapped(name: str) -> Callable[[tuple[Any, ...], dict[str, Any]
     return read
 
 
+def _called(function: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+    return lambda args, kwargs: function(*args, **kwargs)
+
+
 _PLACE = ("device", "is_cuda", "is_cpu", "is_meta")
 _HANDLERS: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {
     _Tensor.to: _to,
@@ -229,7 +230,8 @@ _HANDLERS: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {
     _Tensor.new: _new,
     _Tensor.new_tensor: _new_tensor,
     _Tensor.share_memory_: _share_memory,
-    **dict.fromkeys(methods.keys_of("pin_memory"), _pin_memory),
+    **dict.fromkeys(methods.keys_of("pin_memory"), _called(pinned_memory.pinned)),
+    **dict.fromkeys(methods.keys_of("is_pinned"), _called(pinned_memory.is_pinned)),
     **dict.fromkeys(methods.keys_of("type"), _type),
     **{key: _property_of_wrapped(name) for name in _PLACE for key in methods.keys_of(name)},
     torch.tensor: _from_data(torch.tensor),

@@ -90,8 +90,6 @@ def rows(
         Replace(*internal_cuda.EXCHANGE_DEVICE, lambda device: 0),
         Replace(*internal_cuda.MAYBE_EXCHANGE_DEVICE, lambda device: 0),
         Replace(*internal_cuda.NVTX, cuda_objects.Nvtx()),
-        # Pinned memory is host memory: the loader's own thread must not look for a device.
-        Replace(*internal_cuda.PIN_MEMORY, lambda data, device=None: data),
     ]
 
 

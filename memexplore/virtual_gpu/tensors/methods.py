@@ -16,7 +16,7 @@ import torch
 
 from memexplore.torch_internals.dispatch import DisableTorchFunction, disabled_torch_dispatch
 from memexplore.torch_internals.tensors import REDUCE, has_python_key, storage_key, untyped_storage
-from memexplore.virtual_gpu.tensors import live_storages, sparse_contents
+from memexplore.virtual_gpu.tensors import live_storages, pinned_memory, sparse_contents
 from memexplore.virtual_gpu.tensors.tensor import (
     HOST,
     DeviceState,
@@ -63,11 +63,8 @@ class _Virtual(torch.Tensor):
             return self.to(DeviceState.cuda if "cuda" in dtype else HOST, target)
         return self.to(dtype)
 
-    def is_pinned(self, *args: Any) -> bool:
-        return False
-
-    def pin_memory(self, *args: Any) -> torch.Tensor:
-        return self
+    is_pinned = pinned_memory.is_pinned
+    pin_memory = pinned_memory.pinned
 
     def untyped_storage(self) -> torch.UntypedStorage:
         storage = untyped_storage(self)
