@@ -222,6 +222,7 @@ class VirtualGpu:
             ranks.SetVariables(launched),
             Replace(state, "cuda", local_device.from_environment(launched)),
             Replace(state, "ranks", 1),
+            Replace(state, "is_default_type_cuda", False),
             *autocast.patches(release),
             *serialization.patches(),
             *table.rows(self, moves, renaming, compiling),

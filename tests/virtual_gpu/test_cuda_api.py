@@ -335,3 +335,53 @@ def test_a_tensor_is_converted_to_a_class_of_tensors(device):
     ):
         result = x.type(kind)
         assert (result.dtype, result.device.type) == (dtype, target)
+
+
+@pytest.mark.parametrize(
+    ("make", "device", "shape"),
+    [
+        # legacy_tensor_ctor in torch/csrc/utils/tensor_new.cpp takes the default type for sizes and data only.
+        (lambda: torch.Tensor([1.0, 2.0]), "cuda", (2,)),
+        (lambda: torch.Tensor(2, 3), "cuda", (2, 3)),
+        (lambda: torch.Tensor(torch.Size([4])), "cuda", (4,)),
+        (lambda: torch.Tensor(), "cuda", (0,)),
+        (lambda: torch.Tensor(np.ones(3)), "cuda", (3,)),
+        (lambda: torch.Tensor([1.0], device="cuda"), "cuda", (1,)),
+        (lambda: torch.Tensor(torch.ones(2, device="cpu")), "cpu", (2,)),
+        # A type of its own, whatever the default type is.
+        (lambda: torch.FloatTensor([1.0]), "cpu", (1,)),
+        (lambda: torch.FloatTensor(2, 3), "cpu", (2, 3)),
+        # torch.tensor takes the default type for data, and a tensor stays where it is.
+        (lambda: torch.tensor([1.0]), "cuda", (1,)),
+        (lambda: torch.as_tensor(np.ones(3, np.float32)), "cuda", (3,)),
+        (lambda: torch.as_tensor(torch.ones(2, device="cpu")), "cpu", (2,)),
+        (lambda: torch.from_numpy(np.ones(3, np.float32)), "cpu", (3,)),
+    ],
+)
+def test_constructors_follow_the_default_tensor_type(make, device, shape):
+    torch.set_default_tensor_type("torch.cuda.FloatTensor")
+    made = make()
+    assert (made.device.type, made.dtype, tuple(made.shape)) == (device, torch.float, shape)
+    torch.set_default_tensor_type(torch.FloatTensor)
+    assert torch.Tensor([1.0]).device.type == "cpu"
+
+
+def test_a_default_tensor_type_of_cuda_refuses_the_cpu():
+    torch.set_default_tensor_type("torch.cuda.FloatTensor")
+    with pytest.raises(RuntimeError, match="legacy constructor expects device type: cuda but device type: cpu was pas"):
+        torch.Tensor([1.0], device="cpu")
+
+
+def test_the_default_tensor_type_ends_with_the_gpu():
+    torch.set_default_tensor_type("torch.cuda.FloatTensor")
+    turn_off()
+    assert (torch.Tensor([1.0]).device.type, torch.rand(1).device.type) == ("cpu", "cpu")
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
+def test_a_default_device_takes_tensors_too():
+    torch.set_default_device("cuda")
+    x = torch.ones(2, device="cpu")
+    # The function mode of torch/utils/_device.py adds the device to these calls, and not to torch.Tensor.
+    assert [make(x).device.type for make in (torch.tensor, torch.as_tensor, torch.Tensor)] == ["cuda", "cuda", "cpu"]
+    torch.set_default_device(None)

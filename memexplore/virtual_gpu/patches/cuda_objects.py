@@ -144,17 +144,22 @@ class _TensorTypeMeta(type):
         return isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype is cls.dtype
 
 
+def made_by_type(sizes_or_data: tuple[Any, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Make a tensor on the GPU from the arguments of a class such as `torch.cuda.FloatTensor`."""
+    first = sizes_or_data[0] if len(sizes_or_data) == 1 else None
+    if isinstance(first, torch.Tensor):
+        return first.to(DeviceState.cuda, dtype)
+    if first is not None and not isinstance(first, Integral | torch.Size):
+        # A list, or an array of numpy.
+        return torch.tensor(first, dtype=dtype, device="cuda")
+    return torch.empty(*(sizes_or_data or (0,)), dtype=dtype, device="cuda")
+
+
 def tensor_type(name: str, dtype: torch.dtype) -> type:
     """Return a class such as `torch.cuda.FloatTensor`."""
 
     def make(cls: Any, *sizes_or_data: Any) -> torch.Tensor:
-        first = sizes_or_data[0] if len(sizes_or_data) == 1 else None
-        if isinstance(first, torch.Tensor):
-            return first.to(DeviceState.cuda, dtype)
-        if first is not None and not isinstance(first, Integral | torch.Size):
-            # A list, or an array of numpy.
-            return torch.tensor(first, dtype=dtype, device="cuda")
-        return torch.empty(*(sizes_or_data or (0,)), dtype=dtype, device="cuda")
+        return made_by_type(sizes_or_data, dtype)
 
     return _TensorTypeMeta(name, (), {"dtype": dtype, "__new__": make, "__module__": "torch.cuda"})
 

@@ -132,10 +132,12 @@ def _from_data(make: Callable[..., torch.Tensor]) -> Callable[[tuple[Any, ...], 
             return pinned_memory.mark(made) if made.device.type == "cpu" else made
         data = args[0] if args else kwargs["data"]
         device = kwargs.get("device")
-        if device is None and isinstance(data, torch.Tensor):
+        if device is None and (device := _default_device()) is not None:
+            if isinstance(data, torch.Tensor) and DeviceState.is_default_type_cuda:
+                device = data.device  # which a default device does not leave, but the default type does
+            kwargs["device"] = device
+        elif device is None and isinstance(data, torch.Tensor):
             device = data.device
-        if device is None:
-            device = _default_device()
         target = renamed(device)
         if virtual_numbers.within(data):
             return _unknown(make(*args, **{**kwargs, "device": "cpu"}), target)

@@ -22,6 +22,7 @@ from memexplore.virtual_gpu.dispatch import runner
 from memexplore.virtual_gpu.patches import cuda_objects, streams
 from memexplore.virtual_gpu.patches.cuda_api import Device
 from memexplore.virtual_gpu.patches.install import Replace
+from memexplore.virtual_gpu.tensors.tensor import DeviceState
 from memexplore.virtual_gpu.values.value_reads import NotSimulated
 
 _CUDA_OF_RELEASE = (((2, 15), "13.2"), ((2, 11), "13.0"), ((2, 8), "12.8"), ((2, 7), "12.6"), ((2, 5), "12.4"))
@@ -114,12 +115,14 @@ def _set_default_tensor_type(original: Callable[[Any], None]) -> Callable[[Any],
         name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
         if not name.startswith("torch.cuda."):
             torch.set_default_device(None)
+            DeviceState.is_default_type_cuda = False
             return original(kind)
         dtype = cuda_objects.TENSOR_TYPES.get(name.removeprefix("torch.cuda."))
         if dtype is None or not dtype.is_floating_point:
             raise TypeError(f"only floating-point types are supported as the default type, not {name}")
         torch.set_default_dtype(dtype)
         torch.set_default_device("cuda")
+        DeviceState.is_default_type_cuda = True
         return None
 
     return set_default_tensor_type

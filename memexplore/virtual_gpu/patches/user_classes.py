@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from memexplore.torch_internals.dispatch import MAKE_SUBCLASS, DisableTorchFunction
+from memexplore.virtual_gpu.patches import cuda_objects
 from memexplore.virtual_gpu.patches.install import Replace
-from memexplore.virtual_gpu.tensors.tensor import inherits_dispatch, is_virtual
+from memexplore.virtual_gpu.tensors.tensor import DeviceState, inherits_dispatch, is_virtual
 
 
 def rows() -> list[Replace]:
@@ -39,13 +40,24 @@ def _as_subclass(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _new(original: Callable[..., Any]) -> Callable[..., Any]:
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        alone = len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor)
+        if cls is torch.Tensor and DeviceState.is_default_type_cuda and not alone:
+            return _of_cuda_type(args, **kwargs)
         if cls is torch.Tensor or not inherits_dispatch(cls):
             return original(cls, *args, **kwargs)
         # C++ refuses what the modes return, a plain tensor, for a CPU tensor and for a list of numbers too.
-        alone = len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor)
-        return (args[0] if alone else original(torch.Tensor, *args, **kwargs)).as_subclass(cls)
+        return (args[0] if alone else torch.Tensor(*args, **kwargs)).as_subclass(cls)
 
     return new
+
+
+def _of_cuda_type(sizes_or_data: tuple[Any, ...], device: Any = None) -> torch.Tensor:
+    """Make what `torch.Tensor(...)` makes while the default tensor type is a CUDA one (legacy_tensor_ctor in C++)."""
+    if device is not None and torch.device(device).type != "cuda":
+        raise RuntimeError(
+            f"legacy constructor expects device type: cuda but device type: {torch.device(device).type} was passed"
+        )
+    return cuda_objects.made_by_type(sizes_or_data, torch.get_default_dtype())
 
 
 def _make_subclass(original: Callable[..., Any]) -> Callable[..., Any]:

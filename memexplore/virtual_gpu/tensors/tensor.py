@@ -66,6 +66,8 @@ class DeviceState:
     """Size of the default process group."""
     gpu_name: str | None = None
     """Name of the virtual GPU that is on, None while none is on."""
+    is_default_type_cuda = False
+    """Whether the default tensor type (`torch.set_default_tensor_type`) is a CUDA one."""
 
 
 def _by_class(function: Callable[[type], bool]) -> Callable[[type], bool]:
