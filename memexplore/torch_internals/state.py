@@ -14,6 +14,7 @@ import torch
 from memexplore.torch_internals.table import (
     NO_VIRTUAL_GPU,
     TABLE,
+    Attribute,
     Internal,
     attribute_names,
     attribute_of,
@@ -199,6 +200,23 @@ TABLE.append(
         "compiled functions run eagerly on a virtual GPU; `torch.compiler.set_stance` does not return the old stance",
         "torch.compile on a virtual GPU",
         lambda: compiler_stance() is not None,
+    )
+)
+
+_CALLBACK = "_callback_from_stance"
+
+
+def compiler_callback() -> Attribute:
+    """The function that compiled code calls whenever it runs. Imports the compiler, as `compiler_stance` does."""
+    return Attribute(importlib.import_module(_COMPILER), _CALLBACK)
+
+
+TABLE.append(
+    Internal(
+        f"{_COMPILER}.{_CALLBACK}",
+        "compiled code that runs is noted, and code that is only compiled is not",
+        "torch.compile on a virtual GPU",
+        lambda: hasattr(*compiler_callback()),
     )
 )
 

@@ -10,9 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
-from memexplore.torch_internals.state import compiler_is_imported, compiler_stance, set_compiler_stance
+from memexplore.torch_internals.state import (
+    compiler_callback,
+    compiler_is_imported,
+    compiler_stance,
+    set_compiler_stance,
+)
+from memexplore.virtual_gpu.patches.install import Replace
 from memexplore.virtual_gpu.values import notes
 
 _NOTE = "torch.compile runs the eager code, which holds more or less than the compiled kernels would"
@@ -33,15 +38,16 @@ _FLEX_WRAPPER = "_flex_attention_hop_wrapper"
 
 
 class EagerCompile:
-    """`torch.compile` and `Module.compile` while a virtual GPU is on. Make it while they are not replaced."""
+    """`torch.compile`, which `Module.compile` calls, while a virtual GPU is on. Make it while it is not replaced."""
 
     def __init__(self) -> None:
         self._original = torch.compile
         self._set_stance = torch.compiler.set_stance
-        self._modules = WeakIdKeyDictionary()
-        """Modules that `Module.compile` has compiled."""
         self._stance_before: Any = None
         """The compiler's stance that `stop` restores; None while it is unchanged."""
+        self._unpatch: Callable[[], object] = lambda: None
+        self._has_run = False
+        """Whether compiled code has run, so that the note is there."""
 
     def start(self) -> None:
         """Run functions that were compiled in an earlier cell eagerly."""
@@ -50,6 +56,7 @@ class EagerCompile:
 
     def stop(self) -> None:
         """Restore the compiler's stance."""
+        self._unpatch()
         if self._stance_before is not None:
             set_compiler_stance(self._stance_before)
         while _OWN_HOOKS in warnings.filters:
@@ -57,9 +64,24 @@ class EagerCompile:
 
     def _run_eagerly(self) -> None:
         if self._stance_before is None:
-            self._stance_before = compiler_stance()
+            noting = Replace(*compiler_callback(), self._noting(compiler_callback().value))
+            self._unpatch, self._stance_before = noting.undo(), compiler_stance()
+            noting.install()
             self._set_stance("force_eager")
             warnings.filters.insert(0, _OWN_HOOKS)  # type: ignore[attr-defined]
+
+    def _noting(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return the function that compiled code calls when it runs, with a note at the first run."""
+
+        def callback(compiling: Any) -> Any:
+            if not self._has_run and callable(compiling):
+                compiled = sys._getframe(1).f_locals.get("fn")
+                self._has_run = getattr(compiled, "__name__", "") != _FLEX_WRAPPER
+                if self._has_run:
+                    notes.assume(_NOTE)
+            return original(compiling)
+
+        return callback
 
     def runs_compiled_code(self) -> bool:
         """Return whether the user compiled a function or module that is running.
@@ -74,15 +96,11 @@ class EagerCompile:
                 below += 1
                 if below > 1:
                     return True
-            elif code.co_name == "_wrapped_call_impl" and frame.f_locals.get("self") in self._modules:
-                return True
             frame = frame.f_back  # type: ignore[assignment]
         return False
 
     def function(self, model: Callable[..., Any] | None = None, **options: Any) -> Any:
         """`torch.compile`."""
-        if getattr(model, "__name__", "") != _FLEX_WRAPPER:
-            notes.assume(_NOTE)
         if options.get("disable"):
             return self._original(model, **options)
         self._run_eagerly()
@@ -98,8 +116,3 @@ class EagerCompile:
         finally:
             set_compiler_stance(eager)
         return self._set_stance("force_eager")
-
-    def method(self, module: torch.nn.Module, *args: Any, **options: Any) -> None:
-        """`Module.compile`."""
-        self._modules[module] = True
-        notes.assume(_NOTE)

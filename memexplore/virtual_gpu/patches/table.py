@@ -71,7 +71,6 @@ def rows(
         Replace(torch, "load", load_function(torch.load)),
         Replace(torch, "compile", compiling.function),
         Replace(torch.compiler, "set_stance", compiling.stance),
-        Replace(nn.Module, "compile", _method(compiling.method)),
         Replace(torch.Tensor, "record_stream", cuda_api.record_stream),
         Replace(torch.autograd.graph, "save_on_cpu", _SaveOnCpu),
         Replace(nn.DataParallel, "scatter", _scatter),
