@@ -20,6 +20,7 @@ from memexplore.tape.process_limit import limited
 from memexplore.text.package import VERSION
 from memexplore.text.untrusted import encodable
 from memexplore.torch_internals import check
+from memexplore.virtual_gpu import extension_errors
 from memexplore.virtual_gpu.device import VirtualGpu, active
 from memexplore.virtual_gpu.files import session
 from memexplore.virtual_gpu.patches import processes
@@ -49,6 +50,8 @@ class Recording:
 
     def ended_by(self, error: BaseException) -> None:
         """Note the exception that ended the recorded program, for a caller that catches it inside the block."""
+        if active() is not None:
+            extension_errors.explain(error)
         self._end = endings.end_of(error)
         if self._recorder is not None:
             self._recorder.tag_unfinished_steps()

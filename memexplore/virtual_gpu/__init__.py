@@ -1,5 +1,6 @@
 """Run CUDA code on tensors without values, whose memory requests the allocator model serves: the virtual GPU.
 
+- `extension_errors.py`: what a compiled extension's error means that reads the memory of a virtual tensor.
 - `device.py`: `VirtualGpu`, one GPU of the catalogue under one torch release, and how it is turned on and off.
 - `values/`: what is known of the values of virtual tensors, and the numbers that stand for all others.
 - `tensors/`: the virtual tensor, a `torch.Tensor` with a shape and a storage without values.

@@ -11,7 +11,14 @@ from typing import Any
 import torch
 
 from memexplore.torch_internals.dispatch import FakeTensor, schema_of
-from memexplore.torch_internals.tensors import has_python_key, set_conj, set_neg, storage_key, untyped_storage
+from memexplore.torch_internals.tensors import (
+    has_python_key,
+    refuse_memory_access,
+    set_conj,
+    set_neg,
+    storage_key,
+    untyped_storage,
+)
 from memexplore.virtual_gpu.dispatch.argument_checks import is_managed
 from memexplore.virtual_gpu.dispatch.fake_kernels import is_real
 from memexplore.virtual_gpu.kernels.plan import Argument, Constant, NewTensor, PlannedOutput, View
@@ -111,7 +118,10 @@ def build(output: NewTensor) -> torch.Tensor:
     elem = _empty_strided(output.shape, output.stride, dtype=output.dtype, device=_META)
     if output.offset:
         elem = elem.set_(untyped_storage(elem), output.offset, output.shape, output.stride)
-    return wrap(elem, False) if output.size and not output.host else wrap_new(elem, output.host)
+    if output.host or not output.size:
+        return wrap_new(elem, output.host)
+    refuse_memory_access(elem)
+    return wrap(elem, False)
 
 
 def build_view(output: View, source: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from memexplore.torch_internals.dispatch import FLATTEN, DisableTorchFunction, m
 from memexplore.torch_internals.tensors import (
     has_python_key,
     raw_is_cpu,
+    refuse_memory_access,
     set_conj,
     set_neg,
     storage_key,
@@ -187,6 +188,8 @@ def wrap(elem: torch.Tensor, host: bool) -> torch.Tensor:
 def wrap_new(elem: torch.Tensor, host: bool) -> torch.Tensor:
     """Return a virtual tensor over a meta tensor whose storage is new and gets no block on the GPU."""
     watch_without_block(untyped_storage(elem), host)
+    if elem.numel():
+        refuse_memory_access(elem)
     return wrap(elem, host)
 
 
