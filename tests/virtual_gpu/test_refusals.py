@@ -32,7 +32,6 @@ def gpu() -> Iterator[Any]:
         ("use torch.func.jvp", lambda x: torch.func.linearize(torch.sin, x)),
         ("torch.export traces the model", lambda x: torch.export.export(torch.nn.ReLU(), (x,))),
         ("whose tensors are fake already", lambda x: _in_a_fake_mode()),
-        ("a storage without a tensor", lambda x: x.untyped_storage().clone()),
         ("a storage without a tensor", lambda x: x.cpu().untyped_storage().cuda()),
     ],
 )

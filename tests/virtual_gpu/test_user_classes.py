@@ -165,13 +165,24 @@ def test_training_with_inputs_of_a_users_class_takes_the_same_memory() -> None:
 
 
 def test_deepcopy_has_memory_and_attributes_of_its_own() -> None:
-    tensor = Tagged(torch.ones(2, device="cuda"), tag=["a"])
+    class Copied(Tagged):
+        def new_empty(self, *args: Any, **kwargs: Any) -> Any:
+            return super().new_empty(*args, **kwargs).as_subclass(Copied)
+
+    tensor = Copied(torch.ones(2, device="cuda"), tag=["a"])
     before = torch.cuda.memory_allocated()
     copied = copy.deepcopy(tensor)
-    assert isinstance(copied, Tagged)
-    assert torch.cuda.memory_allocated() - before == 512  # the smallest block
+    assert isinstance(copied, Copied)
+    # A block for the storage, and one for the empty tensor of `new_empty`, of which `as_subclass` makes a view.
+    assert torch.cuda.memory_allocated() - before == 2 * 512
     copied.tag.append("b")
     assert tensor.tag == ["a"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_deepcopy_refuses_a_class_that_new_empty_does_not_return(device: str) -> None:
+    with pytest.raises(RuntimeError, match=r"subclass types that implement new_empty\(\)"):
+        copy.deepcopy(Tagged(torch.ones(2, device=device), tag=["a"]))
 
 
 def test_saved_tensor_is_loaded_with_class_and_attributes() -> None:

@@ -28,7 +28,7 @@ from memexplore.virtual_gpu.files import (
 )
 from memexplore.virtual_gpu.files.overlay import Overlay, Policy
 from memexplore.virtual_gpu.patches.install import Call, Patch, Replace, ReplaceTogether
-from memexplore.virtual_gpu.tensors.tensor import saved_on_a_virtual_gpu_without_values
+from memexplore.virtual_gpu.tensors.saved import saved_on_a_virtual_gpu_without_values
 
 _policy: Policy = policy.tensors_only
 _overlay = Overlay(saved_on_a_virtual_gpu_without_values.__name__.encode())

@@ -16,6 +16,7 @@ from memexplore.virtual_gpu.files import policy
 from memexplore.virtual_gpu.files.overlay import Overlay
 from memexplore.virtual_gpu.files.replacements import imported, making
 from memexplore.virtual_gpu.patches.install import Replace
+from memexplore.virtual_gpu.tensors import saved
 from memexplore.virtual_gpu.tensors.live_storages import any_alive
 from memexplore.virtual_gpu.tensors.tensor import DeviceState, is_virtual
 from memexplore.virtual_gpu.values import known_values
@@ -115,8 +116,10 @@ def _save(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(f, (str, os.PathLike)) and not overlay.inside:
             with making(overlay, f):
                 path = tensor_path(overlay, f, content_of(obj, _pickle_module(args, kwargs)))
-                return original(obj, path, *args, **kwargs)
-        return original(obj, f, *args, **kwargs)
+                with saved.saving():
+                    return original(obj, path, *args, **kwargs)
+        with saved.saving():
+            return original(obj, f, *args, **kwargs)
 
     return save
 

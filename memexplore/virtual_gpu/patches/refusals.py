@@ -14,10 +14,8 @@ import torch.export
 import torch.utils.dlpack
 
 from memexplore.torch_internals.dispatch import pytree
-from memexplore.torch_internals.tensors import storage_key
 from memexplore.virtual_gpu.dispatch import unsupported
 from memexplore.virtual_gpu.patches.install import Replace
-from memexplore.virtual_gpu.tensors.live_storages import live_storages
 from memexplore.virtual_gpu.tensors.tensor import is_virtual
 from memexplore.virtual_gpu.values.reading import NO_DLPACK
 from memexplore.virtual_gpu.values.value_reads import NotSimulated
@@ -25,7 +23,6 @@ from memexplore.virtual_gpu.values.value_reads import NotSimulated
 
 def rows() -> list[Replace]:
     """Return the replaced functions."""
-    storage = torch.UntypedStorage
     return [
         *(
             Replace(owner, name, _of_cpu(getattr(owner, name), name))
@@ -47,7 +44,7 @@ def rows() -> list[Replace]:
             for name in ("export", "draft_export")
             if hasattr(torch.export, name)
         ),
-        *(Replace(storage, name, _copying(getattr(storage, name))) for name in ("clone", "cuda")),
+        Replace(torch.UntypedStorage, "cuda", _without_tensor),
     ]
 
 
@@ -87,16 +84,8 @@ def _of_real(original: Callable[..., Any], message: str) -> Callable[..., Any]:
     return call
 
 
-def _copying(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that would make a storage on the device."""
-
-    @functools.wraps(original)
-    def copy(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
-        if original.__name__ == "cuda" or storage_key(self) in live_storages:
-            raise NotSimulated(
-                "a storage without a tensor cannot be simulated on a virtual GPU: make a tensor, or profile on a real "
-                "GPU"
-            )
-        return original(self, *args, **kwargs)
-
-    return copy
+def _without_tensor(*args: Any, **kwargs: Any) -> Any:
+    """Refuse a method that would make a storage on the device."""
+    raise NotSimulated(
+        "a storage without a tensor cannot be simulated on a virtual GPU: make a tensor, or profile on a real GPU"
+    )

@@ -14,14 +14,15 @@ from memexplore.torch_internals.tensors import storage_key
 from memexplore.virtual_gpu.files import session
 from memexplore.virtual_gpu.patches.device_names import renamed
 from memexplore.virtual_gpu.patches.install import Call, Patch
-from memexplore.virtual_gpu.tensors.tensor import (
-    META,
+from memexplore.virtual_gpu.tensors.saved import (
+    SavedStorage,
     copy_values,
     map_locations,
     saved_on_a_virtual_gpu_with_values,
     saved_on_a_virtual_gpu_without_values,
     saved_values,
 )
+from memexplore.virtual_gpu.tensors.tensor import META
 
 _restore_location = torch.serialization.default_restore_location
 
@@ -146,7 +147,7 @@ def load_function(original: Callable[..., Any]) -> Callable[..., Any]:
 def patches() -> list[Patch]:
     """Return patches that let `torch.load(weights_only=True)` read virtual tensors; `torch.load` is not among them."""
     # `float` and `int`: a virtual number is pickled as one.
-    needed = (saved_on_a_virtual_gpu_without_values, saved_on_a_virtual_gpu_with_values, float, int)
+    needed = (SavedStorage, saved_on_a_virtual_gpu_without_values, saved_on_a_virtual_gpu_with_values, float, int)
     safe = [entry for entry in needed if entry not in torch.serialization.get_safe_globals()]
     # Only the exit of this context manager removes an entry and leaves those of the user.
     allowed = torch.serialization.safe_globals(safe)  # type: ignore[arg-type]

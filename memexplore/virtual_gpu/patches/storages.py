@@ -1,4 +1,4 @@
-"""Replace methods of the storages of virtual tensors: `resize_`, and the device and address that code reads.
+"""Replace methods of the storages of virtual tensors: `resize_`, `clone`, and the device and address that code reads.
 
 The C++ storage of a virtual tensor is a meta storage; `live_storages` has those on the device.
 """
@@ -11,12 +11,19 @@ from typing import Any
 
 import torch
 
-from memexplore.torch_internals.tensors import storage_key, storage_resize
+from memexplore.text.tensor_text import dtype_of, shape_of
+from memexplore.torch_internals.dispatch import disable_current_modes
+from memexplore.torch_internals.tensors import storage_key, storage_resize, untyped_storage
 from memexplore.virtual_gpu.dispatch import runner as dispatch_runner
 from memexplore.virtual_gpu.dispatch.runner import PlanRunner
 from memexplore.virtual_gpu.patches.install import Replace
-from memexplore.virtual_gpu.tensors.live_storages import live_storages, storage_address
-from memexplore.virtual_gpu.tensors.tensor import DeviceState
+from memexplore.virtual_gpu.tensors.live_storages import (
+    bytes_of_text,
+    host_storages,
+    live_storages,
+    storage_address,
+)
+from memexplore.virtual_gpu.tensors.tensor import META, DeviceState, wrap
 
 _Storage = torch.UntypedStorage
 
@@ -25,6 +32,7 @@ def rows(runner: PlanRunner) -> list[Replace]:
     """Return the replaced methods of `torch.UntypedStorage`."""
     return [
         Replace(_Storage, "resize_", _resize(runner)),
+        Replace(_Storage, "clone", _clone(_Storage.clone)),
         Replace(_Storage, "device", property(_device(_Storage.device))),
         Replace(_Storage, "data_ptr", _data_ptr(_Storage.data_ptr)),
     ]
@@ -41,6 +49,27 @@ def _resize(runner: PlanRunner) -> Callable[[Any, Any], Any]:
         return storage_resize(self, size)
 
     return resize_
+
+
+def _clone(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return `UntypedStorage.clone`, by which `copy.deepcopy` copies a tensor's whole storage."""
+
+    def clone(self: torch.UntypedStorage) -> Any:
+        key = storage_key(self)
+        ref = live_storages.get(key) or host_storages.get(key)
+        if ref is None:
+            return original(self)
+        shape, dtype = shape_of(ref.tensor), torch.uint8
+        if shape is not None and bytes_of_text(ref.tensor) == self.nbytes():
+            dtype = getattr(torch, dtype_of(ref.tensor))
+        else:
+            shape = (self.nbytes(),)
+        with disable_current_modes():
+            contents = torch.empty(0, dtype=dtype, device=META).set_(self, 0, shape)  # type: ignore[call-overload]
+        with torch.no_grad():
+            return untyped_storage(wrap(contents, host=key in host_storages).clone())
+
+    return clone
 
 
 def _device(original: Any) -> Callable[[Any], torch.device]:

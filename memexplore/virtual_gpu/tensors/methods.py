@@ -16,7 +16,7 @@ import torch
 
 from memexplore.torch_internals.dispatch import DisableTorchFunction, disabled_torch_dispatch
 from memexplore.torch_internals.tensors import REDUCE, has_python_key, storage_key, untyped_storage
-from memexplore.virtual_gpu.tensors import live_storages, pinned_memory, sparse_contents
+from memexplore.virtual_gpu.tensors import live_storages, pinned_memory, saved, sparse_contents
 from memexplore.virtual_gpu.tensors.tensor import (
     HOST,
     DeviceState,
@@ -24,10 +24,8 @@ from memexplore.virtual_gpu.tensors.tensor import (
     dispatch,
     is_on_host,
     is_virtual,
-    saved_on_a_virtual_gpu_with_values,
-    saved_on_a_virtual_gpu_without_values,
 )
-from memexplore.virtual_gpu.values import known_values, reading, real_tensors
+from memexplore.virtual_gpu.values import reading, real_tensors
 from memexplore.virtual_gpu.values.value_reads import NotSimulated
 
 _Tensor = torch.Tensor
@@ -122,27 +120,9 @@ class _Virtual(torch.Tensor):
     def __copy__(self) -> torch.Tensor:
         """Return a tensor in the same storage: `copy.copy` pickles everything but the storage."""
         with torch.no_grad(), DisableTorchFunction():
-            return _like(self, self.detach(), vars(self))
-
-    def __deepcopy__(self, memo: dict[Any, Any]) -> torch.Tensor:
-        """Return a tensor in a copy of the tensor's whole storage: `Tensor.__deepcopy__` in torch/_tensor.py.
-
-        Tensors that share a storage share its copy. Raises RuntimeError for a tensor that has a history.
-        """
-        if id(self) in memo:
-            return memo[id(self)]  # type: ignore[no-any-return]
-        if self.layout is not torch.strided:
-            return _originals["__deepcopy__"](self, memo)  # type: ignore[no-any-return]
-        if not self.is_leaf:
-            raise RuntimeError(
-                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol: "
-                "detach the tensor first"
-            )
-        with torch.no_grad(), DisableTorchFunction():
-            contents = self.detach().clone() if is_on_host(self) else _in_copied_storage(self, memo)
-        result = memo[id(self)] = _like(self, contents, copy.deepcopy(vars(self), memo))
-        if self.grad is not None:
-            result.grad = copy.deepcopy(self.grad, memo)
+            result = self.detach().requires_grad_(self.requires_grad)
+        result.__class__ = type(self)
+        vars(result).update(vars(self))
         return result
 
     def _reduce_ex_internal(self, protocol: Any) -> Any:
@@ -153,36 +133,7 @@ class _Virtual(torch.Tensor):
             )
         if self.layout is not torch.strided:
             return _originals[REDUCE.name](self, protocol)
-        device = "cpu" if is_on_host(self) else "cuda:0"
-        fields = (tuple(self.shape), self.stride(), self.dtype, device, self.requires_grad)
-        known = known_values.of(self) if self.numel() else None
-        if known is None:
-            return saved_on_a_virtual_gpu_without_values, fields
-        return saved_on_a_virtual_gpu_with_values, (known.resolve_conj().resolve_neg(), *fields)
-
-
-def _like(tensor: torch.Tensor, contents: torch.Tensor, attributes: dict[str, Any]) -> torch.Tensor:
-    """Return contents as a leaf of a tensor's class that needs gradients if the tensor does."""
-    contents.requires_grad_(tensor.requires_grad)
-    contents.__class__ = type(tensor)
-    vars(contents).update(attributes)
-    return contents
-
-
-def _in_copied_storage(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
-    storage = untyped_storage(tensor)
-    count = storage.nbytes() // tensor.element_size()
-    copied = memo.setdefault("torch", {})
-    contents = copied.get(storage_key(storage))
-    if contents is None:
-        fills = tensor.is_contiguous() and tensor.numel() == count
-        source = tensor.detach() if fills else tensor.detach().as_strided((count,), (1,), 0)
-        contents = copied[storage_key(storage)] = source.clone()
-        if fills:
-            return contents
-    layout = tensor.storage_offset(), tensor.shape, tensor.stride()
-    result = tensor.new_empty(0).set_(untyped_storage(contents), *layout)  # type: ignore[call-overload]
-    return result.conj_physical() if tensor.is_conj() else result.neg() if tensor.is_neg() else result
+        return saved.reduced(self)
 
 
 # --- putting them on `torch.Tensor` -----------------------------------------------------------------------------------
@@ -210,7 +161,7 @@ class _ReducesAs:
 _PROPERTIES = ("device", "is_cuda", "is_meta")
 _METHODS = (
     "get_device type is_pinned pin_memory untyped_storage data_ptr item tolist numpy __array__ __dlpack__ __bool__ "
-    f"__float__ __int__ __index__ __complex__ __format__ __repr__ __copy__ __deepcopy__ {REDUCE.name}"
+    f"__float__ __int__ __index__ __complex__ __format__ __repr__ __copy__ {REDUCE.name}"
 ).split()
 
 

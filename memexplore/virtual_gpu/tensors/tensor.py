@@ -206,54 +206,6 @@ def fake_cpu_tensor(
     return wrap_new(torch.empty(shape, dtype=dtype, device="meta"), host=True)
 
 
-map_locations: list[Callable[[Any, str], str]] = []
-"""For each running `torch.load`: a function of a storage and the device it was saved on, which returns its device."""
-
-
-def saved_on_a_virtual_gpu_without_values(
-    shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: str, gradient: bool
-) -> Any:
-    """Unpickle a virtual tensor. Its name is what `torch.load` prints where no virtual GPU is on.
-
-    Raises ValueError where no virtual GPU is on.
-    """
-    if DeviceState.gpu_name is None:
-        raise ValueError(
-            f"this file holds a tensor of shape {shape} ({dtype}) that was saved on a virtual GPU and has no values; "
-            "it can be loaded on a virtual GPU only"
-        )
-    target = map_locations[-1](None, device) if map_locations else device
-    if target.startswith("cuda"):
-        result: Any = torch.empty_strided(shape, stride, dtype=dtype, device="cuda")
-    else:
-        result = fake_cpu_tensor(shape, dtype, stride)
-    return result.requires_grad_(gradient)
-
-
-saved_values: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
-"""For each running `torch.load`: tensors on the device and their values, which are not yet read while it unpickles."""
-
-
-def saved_on_a_virtual_gpu_with_values(values: torch.Tensor, *fields: Any) -> Any:
-    """Unpickle a virtual tensor whose values were known; `fields` as for a tensor without values."""
-    *_, device, gradient = fields
-    target = map_locations[-1](None, device) if map_locations else device
-    if DeviceState.gpu_name is not None and target.startswith("cuda"):
-        result = saved_on_a_virtual_gpu_without_values(*fields)
-        if saved_values:
-            saved_values[-1].append((result, values))
-        else:
-            copy_values(result, values)
-        return result
-    return values.requires_grad_(gradient)
-
-
-def copy_values(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Copy values from the CPU into a tensor on the device."""
-    with torch.no_grad():
-        tensor.detach().copy_(values)
-
-
 def address_of(tensor: torch.Tensor) -> int:
     """Return the address of a virtual tensor's storage, 0 if it has no memory on the device."""
     return storage_address(untyped_storage(tensor))
