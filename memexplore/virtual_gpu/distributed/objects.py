@@ -89,10 +89,12 @@ def _sending(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _all_gather(object_list: list[Any], obj: Any, group: Any = None) -> None:
-    data, world = _gather_sizes(obj, group)
-    received = data.new_empty(data.numel() * world)
+    # torch keeps the tensors of sizes until the end.
+    data, size = object_to_tensor(obj, device_of_objects(group), group)
+    sizes = _gathered(size, group)
+    received = data.new_empty(data.numel() * len(sizes))
     dist.all_gather(list(received.split(data.numel())), data, group=group)
-    object_list[:world] = [_copy(obj) for _ in range(world)]
+    object_list[: len(sizes)] = [_copy(obj) for _ in sizes]
 
 
 def _gather(
@@ -103,29 +105,36 @@ def _gather(
     group_dst: Any = None,
 ) -> None:
     target = _rank_in(group, dst, group_dst)
-    data, world = _gather_sizes(obj, group)
+    data, size = object_to_tensor(obj, device_of_objects(group), group)
+    sizes = _gathered(size, group)
     if dist.get_rank(group) != target:
         dist.gather(data, group_dst=target, group=group)
         return
-    received = data.new_empty(data.numel() * world)
+    received = data.new_empty(data.numel() * len(sizes))
     dist.gather(data, list(received.split(data.numel())), group_dst=target, group=group)
     if object_gather_list is None:
         raise ValueError("the rank that gathers needs a list: pass object_gather_list of the size of the group")
-    object_gather_list[:world] = [_copy(obj) for _ in range(world)]
+    object_gather_list[: len(sizes)] = [_copy(obj) for _ in sizes]
 
 
 def _broadcast(
     object_list: list[Any], src: int | None = None, group: Any = None, device: Any = None, group_src: Any = None
 ) -> None:
     source = _rank_in(group, src, group_src)
-    tensors = [object_to_tensor(obj, device or device_of_objects(group), group) for obj in object_list]
-    sizes = torch.cat([size for _, size in tensors])
-    dist.broadcast(sizes, group_src=source, group=group)
-    data = tensors[0][0] if len(tensors) == 1 else torch.cat([data for data, _ in tensors])
-    dist.broadcast(data, group_src=source, group=group)
+    device = device or device_of_objects(group)
     if dist.get_rank(group) == source:
+        tensors = [object_to_tensor(obj, device, group) for obj in object_list]
+        sizes = torch.cat([size for _, size in tensors])
+        dist.broadcast(sizes, group_src=source, group=group)
+        data = tensors[0][0] if len(tensors) == 1 else torch.cat([data for data, _ in tensors])
+        dist.broadcast(data, group_src=source, group=group)
         _send_to_group(object_list, "broadcast", group)
-    elif (sent := _sent_to_group(object_list, "broadcast", group, source)) is not None:
+        return
+    sent = _sent_to_group(object_list, "broadcast", group, source)
+    sizes = _sizes_to_receive(object_list, device)
+    dist.broadcast(sizes, group_src=source, group=group)
+    dist.broadcast(_bytes_to_receive(sent or object_list, sizes, group), group_src=source, group=group)
+    if sent is not None:
         object_list[:] = sent
     else:
         _receive_into(object_list, "broadcast_object_list", source)
@@ -139,23 +148,29 @@ def _scatter(
     group_src: Any = None,
 ) -> None:
     source, rank = _rank_in(group, src, group_src), dist.get_rank(group)
-    sends = rank == source
-    objects = scatter_object_input_list if sends and scatter_object_input_list else scatter_object_output_list[:1]
-    tensors = [object_to_tensor(obj, device_of_objects(group), group) for obj in objects]
+    sends, device = rank == source, device_of_objects(group)
+    if sends:
+        if scatter_object_input_list is None:
+            raise ValueError("source rank must provide non-None scatter_object_input_list")
+        objects = scatter_object_input_list
+    else:
+        sent = _sent_to_group(scatter_object_output_list[:1], "scatter", group, source)
+        objects = scatter_object_output_list[:1] if sent is None else sent
+    tensors = [object_to_tensor(obj, device if sends else "cpu", group) for obj in objects]
     largest = max(data.numel() for data, _ in tensors)
-    for data, _ in tensors:
-        data.resize_(largest)
-    size = tensors[0][1]
+    if sends:
+        for data, _ in tensors:
+            data.resize_(largest)
+    size = tensors[0][1] if sends else _sizes_to_receive(objects[:1], device)
     dist.broadcast(size, group_src=source, group=group)
-    for output, inputs in (
-        (tensors[0][0].new_empty(largest), [data for data, _ in tensors]),
-        (torch.zeros_like(size), [size for _, size in tensors]),
-    ):
-        dist.scatter(output, inputs if sends else None, group_src=source, group=group)
+    output = torch.empty(largest, dtype=torch.uint8, device=device)
+    dist.scatter(output, [data for data, _ in tensors] if sends else None, group_src=source, group=group)
+    own_size = torch.zeros_like(size)
+    dist.scatter(own_size, [size for _, size in tensors] if sends else None, group_src=source, group=group)
     if sends:
         _send_to_group(objects, "scatter", group)
         scatter_object_output_list[0] = _copy(objects[rank])
-    elif (sent := _sent_to_group(scatter_object_output_list[:1], "scatter", group, source)) is not None:
+    elif sent is not None:
         scatter_object_output_list[0] = sent[rank]
     else:
         _receive_into(scatter_object_output_list, "scatter_object_list", source)
@@ -190,36 +205,46 @@ def _receive(
     group_src: Any = None,
     use_batch: bool = False,
 ) -> int:
-    tensors = [object_to_tensor(obj, device or device_of_objects(group), group) for obj in object_list]
     source = 0 if src is None and group_src is None else _rank_in(group, src, group_src)
     sender = _global_rank(group, source)
     received = messages.receive(sender, dist.get_rank())
     if received is not None:
         object_list[:] = received
-        tensors = [object_to_tensor(obj, device or device_of_objects(group), group) for obj in object_list]
     elif use_batch:
         # Only pipeline stages ask for it.
         raise RuntimeError(
             f"a pipeline stage receives the shapes of its tensors from rank {sender}, which does not run here: pass "
             "input_args= and output_args= to PipelineStage, or run the script by `memexplore run --world N --rank R`"
         )
-    dist.recv(torch.cat([size for _, size in tensors]), group_src=source, group=group)
-    dist.recv(torch.cat([data for data, _ in tensors]), group_src=source, group=group)
+    sizes = _sizes_to_receive(object_list, device or device_of_objects(group))
+    dist.recv(sizes, group_src=source, group=group)
+    dist.recv(_bytes_to_receive(object_list, sizes, group), group_src=source, group=group)
     if received is None:
         _receive_into(object_list, "recv_object_list", source)
     return source
 
 
-def _gather_sizes(obj: Any, group: Any) -> tuple[torch.Tensor, int]:
-    """Gather the sizes of the objects of all ranks; return the object as bytes, and the number of ranks."""
-    data, size = object_to_tensor(obj, device_of_objects(group), group)
+def _gathered(size: torch.Tensor, group: Any) -> list[torch.Tensor]:
+    """Gather the sizes of the objects of all ranks."""
     world = dist.get_world_size(group)
-    sizes = list(torch.zeros(world, dtype=torch.long, device=data.device).split(1))
+    sizes = list(torch.zeros(world, dtype=torch.long, device=size.device).split(1))
     dist.all_gather(sizes, size, group=group)
     for other in sizes[1:]:
         # The maximum, by which torch resizes the buffers.
         other.gt(sizes[0])
-    return data, world
+    return sizes
+
+
+def _sizes_to_receive(objects: list[Any], device: Any) -> torch.Tensor:
+    """Return a tensor for the sizes of objects that another rank sends."""
+    return torch.empty(len(objects), dtype=torch.long, device=device)
+
+
+def _bytes_to_receive(objects: list[Any], sizes: torch.Tensor, group: Any) -> torch.Tensor:
+    """Return a tensor for objects that another rank sends: as many bytes as those that this rank has in their place."""
+    sizes.sum()
+    count = sum(object_to_tensor(obj, "cpu", group)[0].numel() for obj in objects)
+    return torch.empty(count, dtype=torch.uint8, device=sizes.device)
 
 
 def _rank_in(group: Any, rank: int | None, group_rank: int | None) -> int:

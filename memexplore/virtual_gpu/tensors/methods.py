@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from memexplore.torch_internals.dispatch import DisableTorchFunction, disabled_torch_dispatch
-from memexplore.torch_internals.tensors import REDUCE, has_python_key, storage_key, untyped_storage
+from memexplore.torch_internals.tensors import REDUCE, has_python_key, untyped_storage
 from memexplore.virtual_gpu.tensors import live_storages, pinned_memory, saved, sparse_contents
 from memexplore.virtual_gpu.tensors.tensor import (
     HOST,

@@ -44,6 +44,35 @@ def test_the_bytes_of_all_ranks_are_gathered_twice():
     assert 9 * 10**6 < sizes < 9 * 10**6 + 3 * 2**20
 
 
+SMALL = {
+    # 512 for each tensor: the object, its size, the sizes of all ranks, all objects, and the flat buffer of the second
+    # all_gather (`all_gather_object` of torch/distributed/distributed_c10d.py holds the sizes until the end).
+    "all_gather": (lambda: dist.all_gather_object([None] * WORLD, 7), 5 * 512),
+    # The object, its size, the sizes of all ranks, all objects
+    "gather": (lambda: dist.gather_object(7, [None] * WORLD, dst=1), 4 * 512),
+    # The sizes and the objects; the temporary sum of the sizes is gone before
+    "received by broadcast": (lambda: dist.broadcast_object_list([7, 8], src=0), 2 * 512),
+    "received by recv": (lambda: dist.recv_object_list([7, 8], src=0), 2 * 512),
+    # The largest size, the object, its size
+    "received by scatter": (lambda: dist.scatter_object_list([7], None, src=0), 3 * 512),
+    # Two objects, their two sizes, both as one tensor each
+    "sent by broadcast": (lambda: dist.broadcast_object_list([7, 8], src=1), 6 * 512),
+    # Four objects and their sizes, the own object, its size
+    "sent by scatter": (lambda: dist.scatter_object_list([None], [5, 6, 7, 8], src=1), 10 * 512),
+}
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_small_objects_take_a_block_for_each_tensor_of_torch(case):
+    collective, expected = SMALL[case]
+    assert peak_of(collective) == expected
+
+
+def test_a_rank_that_scatters_nothing_is_told_so():
+    with pytest.raises(ValueError, match="must provide non-None scatter_object_input_list"):
+        dist.scatter_object_list([None], None, src=1)
+
+
 def test_the_gathering_rank_alone_gets_the_objects():
     found: list[Any] = [None] * WORLD
     dist.gather_object("mine", found, dst=1)
