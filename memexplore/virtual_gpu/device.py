@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -14,6 +15,7 @@ from memexplore.allocator import Allocator, Settings
 from memexplore.allocator.placement import placement_on
 from memexplore.allocator.sizes import underivable_ends
 from memexplore.hardware.catalogue import Gpu
+from memexplore.hardware.nvidia_smi import State
 from memexplore.tape import Action, Category, Os
 from memexplore.torch_internals import check
 from memexplore.torch_internals.state import (
@@ -36,11 +38,14 @@ from memexplore.virtual_gpu.patches import (
     indexing,
     install,
     modes,
+    nvidia_smi,
+    nvml,
     processes,
     serialization,
     storages,
     table,
     threads,
+    torch_names,
     truncated_normal,
     user_classes,
     wrappers,
@@ -166,11 +171,31 @@ class VirtualGpu:
         self._module_moves = ModuleMoves()
         self._recorders: list[Any] = []
         self.program_settings = ProgramSettings(self, settings_chosen_by)
+        self._has_context = False
+        """Whether a request has made the CUDA context, which takes what lies outside the allocator."""
+        self._connect_recorders()
 
     @property
     def settings(self) -> Settings:
         """The settings of the allocator now."""
         return self.allocator.settings
+
+    def state(self) -> State:
+        """Return the GPU and its process as `nvidia-smi` shows them."""
+        return State(
+            name=self.gpu.name,
+            total=self.gpu.total,
+            capability=self.gpu.compute_capability,
+            uuid=str(cuda_objects.Properties(self.gpu).uuid),
+            cuda=torch_names.cuda_version(self.release),
+            count=local_device.count(),
+            pid=os.getpid(),
+            process=sys.executable,
+            used=self._used(),
+        )
+
+    def _used(self) -> int:
+        return self.gpu.outside + self.allocator.reserved if self._has_context else 0
 
     def patches(self) -> list[Patch]:
         """Return all patches that make `cuda` this GPU, in the order of installation. Call it while torch is unpatched.
@@ -195,6 +220,7 @@ class VirtualGpu:
         renaming = DeviceRenaming(moves.set_data, {**indexing.handlers(release), **moves.contents.handlers()})
         build = cuda_build.Build(release, self.gpu.compute_capability, self.gpu.multiprocessors)
         state = tensor.DeviceState
+        of_nvml, after_nvml = nvml.patches(self)
         return [
             # Undone last.
             self.deferral,
@@ -235,6 +261,9 @@ class VirtualGpu:
             *threads.Threads(self.mode, renaming).patches(),
             *processes.patches(),
             *distributed.patches(self.runner),
+            nvidia_smi.Shown(self.state),
+            *of_nvml,
+            distributed.after_import({nvml.NAME: after_nvml}),
             *([accelerate_state.cleared()] if launched else []),
             *session.patches(),
             Call(renaming.__enter__),
@@ -287,7 +316,14 @@ class VirtualGpu:
         recorders = self._recorders
         observer: Any = None if not recorders else recorders[0] if len(recorders) == 1 else _Fan(tuple(recorders))
         self.runner.observer = self._module_moves.observer = observer
-        self.allocator.segments.on_event = observer.segment if observer is not None else None
+
+        def segment(*event: Any) -> None:
+            self._has_context = True
+            nvidia_smi.show_used(self._used())
+            if observer is not None:
+                observer.segment(*event)
+
+        self.allocator.segments.on_event = segment
 
     def empty_cache(self) -> None:
         """`torch.cuda.empty_cache()`."""

@@ -104,7 +104,6 @@ def test_the_public_functions_that_are_refused():
         *("CUDAGraph", "graph", "graph_pool_handle", "make_graphed_callables", "Graph"),
         *("export_dot", "export_graph_data"),
         *("MemPool", "use_mem_pool", "CUDAPluggableAllocator", "change_current_allocator", "GreenContext"),
-        *("temperature", "power_draw", "clock_rate"),
     }
 
 
@@ -138,7 +137,7 @@ def test_memory_functions_agree():
     assert torch.cuda.cudart().cudaMemGetInfo(0) == (free, total)
     assert torch.cuda.device_memory_used() == total - free
     assert f"{os.getpid()}" in torch.cuda.list_gpu_processes()
-    assert "20.000 MB" in torch.cuda.list_gpu_processes()
+    assert f"{(total - free) / 1024**2:.3f} MB" in torch.cuda.list_gpu_processes()
 
 
 def test_a_block_of_the_caching_allocator_is_recorded():

@@ -23,19 +23,19 @@ MARK = ".memexplore-in-use"
 _PREFIX = "memexplore-files-"
 
 
-def make(temporary: str, without_values: bytes) -> tuple[str, int]:
+def make(temporary: str, without_values: bytes | None, prefix: str = _PREFIX) -> tuple[str, int]:
     """Return the path of a new overlay in a folder ("": that of temporary files), and the file that marks it.
 
     The overlays that killed processes of this user left in the folder are closed: files in them that contain
-    `without_values` are deleted; other files stay, and their folder is not closed again.
+    `without_values` are deleted, all files if it is None; other files stay, and their folder is not closed again.
     """
     # Without `dir`, mkdtemp waits for a lock that `tempfile` holds while it tries folders with os.open.
-    root = os.path.realpath(tempfile.mkdtemp(prefix=_PREFIX, dir=temporary or None))
+    root = os.path.realpath(tempfile.mkdtemp(prefix=prefix, dir=temporary or None))
     owner = _claim(root)
     if sys.platform != "win32":
         folder = os.path.dirname(root)
         for name in os.listdir(folder):
-            if name.startswith(_PREFIX):
+            if name.startswith(prefix):
                 # Without a mark, in use, of another user, or closed by another process at this moment.
                 with contextlib.suppress(OSError):
                     _close_abandoned(os.path.join(folder, name), without_values)
@@ -63,12 +63,15 @@ def release(root: str, owner: int) -> int:
     return -1
 
 
-def _close_abandoned(root: str, without_values: bytes) -> None:
+def _close_abandoned(root: str, without_values: bytes | None) -> None:
     if os.path.islink(root) or os.stat(root).st_uid != os.getuid():
         return
     owner = os.open(os.path.join(root, MARK), os.O_RDWR)
     try:
         fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if without_values is None:
+            shutil.rmtree(root)
+            return
         for folder, _, names in os.walk(root):
             for path in (os.path.join(folder, name) for name in names):
                 if not os.path.islink(path) and paths.holds_mark(path, without_values):

@@ -15,6 +15,7 @@
   releases. `user_classes.py`: tensors of classes of the user. `wrappers.py`: nested and quantized tensors.
 - `line_search.py`, `truncated_normal.py`: loops of torch that end by a value. `failed_backward.py`: the queue of the
   autograd engine after an error.
+- `nvidia_smi.py`, `nvml.py`: the command `nvidia-smi` in child processes, and `pynvml`.
 - `threads.py`: the modes in every thread. `processes.py`: child processes, which are not measured.
 
 `VirtualGpu.patches` in device.py joins them in order. Tests interrupt switching at every line

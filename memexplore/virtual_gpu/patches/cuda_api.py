@@ -14,11 +14,12 @@ import torch
 
 from memexplore.allocator import Allocator
 from memexplore.hardware.catalogue import Gpu
+from memexplore.hardware.nvidia_smi import State
 from memexplore.torch_internals.cuda import CUDART, EXCHANGE_DEVICE, IS_IN_BAD_FORK, LAZY_INIT, MAYBE_EXCHANGE_DEVICE
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
 from memexplore.virtual_gpu.dispatch import runner
 from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces
-from memexplore.virtual_gpu.patches import cuda_objects, streams
+from memexplore.virtual_gpu.patches import cuda_objects, nvml, streams
 from memexplore.virtual_gpu.patches.cuda_objects import Cudart, DeviceContext, Properties, refused
 from memexplore.virtual_gpu.patches.device_names import index_of
 from memexplore.virtual_gpu.patches.program_settings import ProgramSettings
@@ -55,6 +56,9 @@ class Device(Protocol):
     properties_read: bool
     generator: torch.Generator
     program_settings: ProgramSettings
+
+    def state(self) -> State:
+        """Return the GPU and its process as `nvidia-smi` shows them."""
 
     def empty_cache(self) -> None:
         """`torch.cuda.empty_cache()`."""
@@ -104,6 +108,14 @@ def functions(device: Device) -> dict[str, Any]:
     return replacements
 
 
+_SENSORS = {
+    **dict.fromkeys(("utilization", "memory_usage"), "the utilization"),
+    "temperature": "the temperature",
+    "power_draw": "the power draw",
+    "clock_rate": "the clock rate",
+}
+
+
 def _device_functions(device: Device) -> dict[str, Any]:
     """Functions about the device, its initialization and its libraries."""
     properties = Properties(device.gpu)
@@ -135,8 +147,7 @@ def _device_functions(device: Device) -> dict[str, Any]:
         "ipc_collect": _pass,
         "get_sync_debug_mode": lambda: sync_mode[0],
         "set_sync_debug_mode": set_sync_mode,
-        "utilization": _always(0),
-        "memory_usage": _of_device(_always(0)),
+        **{name: _of_device(partial(nvml.unknown, what)) for name, what in _SENSORS.items()},
         "current_blas_handle": _always(0),
         "current_solver_handle": _always(0),
     }
@@ -183,7 +194,7 @@ def _statistics(device: Device) -> dict[str, Any]:
 
 def _limit_functions(device: Device) -> dict[str, Any]:
     """Functions about the memory of the whole GPU and the part of it that the process may take."""
-    gpu, allocator = device.gpu, device.allocator
+    gpu, allocator, device_state = device.gpu, device.allocator, device.state
     fraction: list[float] = []
     """What the program has set last."""
 
@@ -200,7 +211,10 @@ def _limit_functions(device: Device) -> dict[str, Any]:
 
     def processes(device: Any = None) -> str:
         index_of(device)
-        return f"GPU:0\nprocess {os.getpid():>10d} uses {allocator.reserved / 1024**2:>12.3f} MB GPU memory"
+        used = device_state().used
+        if not used:
+            return "GPU:0\nno processes are running"
+        return f"GPU:0\nprocess {os.getpid():>10d} uses {used / 1024**2:>12.3f} MB GPU memory"
 
     return {
         "mem_get_info": _of_device(free_and_total),
@@ -263,7 +277,6 @@ def _refused_functions() -> dict[str, Any]:
         **dict.fromkeys(("MemPool", "use_mem_pool"), refused("a memory pool")),
         **dict.fromkeys(("CUDAPluggableAllocator", "change_current_allocator"), refused("another allocator")),
         "GreenContext": refused("a green context"),
-        **{name: refused("a sensor of the GPU") for name in ("temperature", "power_draw", "clock_rate")},
         **dict.fromkeys(_STORAGES, refused("a storage without a tensor", "make a tensor")),
     }
 

@@ -35,13 +35,11 @@ _Device = torch.device
 def rows(device: Device, functions: dict[str, Any]) -> list[Replace]:
     """Return the replacements in `torch` and its Python modules; `functions` are those of `torch.cuda`."""
     backends = torch.backends
-    release = tuple(map(int, device.release.split(".")[:2]))
-    cuda_version = next((version for first, version in _CUDA_OF_RELEASE if release >= first), "12.1")
     return [
         Replace(torch, "Stream", streams.of_any_device("Stream", torch.Stream, functions["Stream"])),
         Replace(torch, "Event", streams.of_any_device("Event", torch.Event, functions["Event"])),
         Replace(torch, "set_default_tensor_type", _set_default_tensor_type(torch.set_default_tensor_type)),
-        Replace(torch.version, "cuda", torch.version.cuda or cuda_version),
+        Replace(torch.version, "cuda", cuda_version(device.release)),
         Replace(backends.cuda, "is_built", lambda: True),
         *(
             Replace(backends.cuda, name, _workspace_size(device.workspaces.size))
@@ -56,6 +54,12 @@ def rows(device: Device, functions: dict[str, Any]) -> list[Replace]:
         Replace(backends.cudnn, "version", lambda: _CUDNN),
         *([] if _numbers_are_cuda() else [Replace(torch, "device", _DeviceByNumber)]),
     ]
+
+
+def cuda_version(release: str) -> str:
+    """Return the version of CUDA that torch has: that of the installed build, or of the build of a release."""
+    numbers = tuple(map(int, release.split(".")[:2]))
+    return torch.version.cuda or next((version for first, version in _CUDA_OF_RELEASE if numbers >= first), "12.1")
 
 
 def _workspace_size(size: int) -> Callable[..., int]:
