@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.backends.cudnn.rnn as cudnn_rnn
 from torch import nn
-from torch.autograd import profiler
 
 from memexplore.torch_internals import cuda as internal_cuda
 from memexplore.torch_internals import modules as internals
@@ -29,6 +28,7 @@ from memexplore.virtual_gpu.patches import (
     failed_backward,
     higher_order,
     line_search,
+    profiling,
     refusals,
     torch_names,
     triton_kernels,
@@ -40,7 +40,6 @@ from memexplore.virtual_gpu.patches.module_moves import ModuleMoves, parsing
 from memexplore.virtual_gpu.patches.serialization import load_function
 from memexplore.virtual_gpu.tensors.tensor import DeviceState, is_virtual
 from memexplore.virtual_gpu.user_traceback import without_own_frames
-from memexplore.virtual_gpu.values import notes
 
 
 def rows(
@@ -67,7 +66,7 @@ def rows(
         *(Replace(torch, name, function) for name, function in autocast.functions().items()),
         Replace(torch, "get_device_module", _device_module(torch.get_device_module)),
         Replace(torch, "Generator", cuda_objects.Generator),
-        Replace(profiler.profile, "__init__", _without_gpu(profiler.profile.__init__)),
+        *profiling.rows(),
         Replace(torch, "load", load_function(torch.load)),
         Replace(torch, "compile", compiling.function),
         Replace(torch.compiler, "set_stance", compiling.stance),
@@ -92,7 +91,6 @@ def rows(
     ]
 
 
-_PROFILER_NOTE = "torch.profiler times the CPU only: a virtual GPU runs no kernels"
 _CUDA_MODULES = (torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.graphs)
 _ACCELERATOR_MODULES = (torch.accelerator.memory,)
 
@@ -110,22 +108,6 @@ def _aliases(owner: Any, functions: dict[str, Any], modules: tuple[Any, ...]) ->
 def _method(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a plain function, which a class binds to its instance, that calls a bound method."""
     return without_own_frames(lambda *args, **kwargs: function(*args, **kwargs))
-
-
-def _without_gpu(original: Callable[..., None]) -> Callable[..., None]:
-    """Return ``torch.autograd.profiler.profile.__init__`` that leaves the GPU out.
-
-    With ``use_device="cuda"`` C++ would record an event of a real GPU around each op, and print a failure for each.
-    """
-
-    def initialize(profile: Any, *args: Any, **options: Any) -> None:
-        if options.get("use_device") == "cuda" or options.get("use_cuda"):
-            notes.add(_PROFILER_NOTE)
-            options = {name: value for name, value in options.items() if name not in ("use_device", "use_cuda")}
-            options["use_cpu"] = True
-        original(profile, *args, **options)
-
-    return initialize
 
 
 def _device_module(original: Callable[..., Any]) -> Callable[..., Any]:
