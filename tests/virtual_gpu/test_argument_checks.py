@@ -62,3 +62,39 @@ def test_what_the_cpu_accepts_runs(work: Work) -> None:
     work("cpu")
     with mx.virtual("T4"):
         work("cuda")
+
+
+def _shuffled_batches() -> list[torch.Tensor]:
+    torch.set_default_device("cuda")  # RandomSampler makes a generator of the CPU, and torch.randperm is on the GPU
+    try:
+        return list(torch.utils.data.DataLoader([1, 2, 3], shuffle=True))
+    finally:
+        torch.set_default_device(None)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: torch.randn(3, device="cuda", generator=torch.Generator()),
+        lambda: torch.randperm(3, device="cuda", generator=torch.Generator()),
+        lambda: torch.empty(3, device="cuda").normal_(generator=torch.Generator()),
+        lambda: torch.multinomial(torch.ones(3, device="cuda"), 2, generator=torch.Generator()),
+        lambda: torch.bernoulli(torch.ones(3, device="cuda"), generator=torch.Generator()),
+        _shuffled_batches,
+    ],
+)
+def test_a_generator_of_the_cpu_draws_nothing_on_the_gpu(draw: Callable[[], object]) -> None:
+    # check_generator in ATen/core/Generator.h
+    with mx.virtual("T4"), pytest.raises(RuntimeError, match=r"^Expected a 'cuda' device type for generator but"):
+        draw()
+
+
+def test_a_generator_of_the_cpu_draws_there() -> None:
+    with mx.virtual("T4"):
+        weight = torch.nn.Linear(1024, 1024).weight  # on the CPU, without values
+        torch.nn.init.normal_(weight, generator=torch.Generator())
+        torch.randn(3, generator=torch.Generator()).cuda()
+        generator = torch.Generator("cuda")
+        torch.ones(3, device="cuda").uniform_(generator=generator)
+        with pytest.raises(RuntimeError, match="Expected a 'cpu' device type for generator but found 'cuda'"):
+            torch.randn(3, generator=generator)

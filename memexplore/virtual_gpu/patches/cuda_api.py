@@ -37,7 +37,7 @@ _READ_PROPERTIES = frozenset(
 
 
 _INITIALIZE = frozenset(
-    f"{LAZY_INIT.name} init current_device set_device synchronize get_device_name get_device_capability "
+    "init current_device set_device synchronize get_device_name get_device_capability "
     "get_device_properties can_device_access_peer is_bf16_supported mem_get_info set_per_process_memory_fraction "
     "get_per_process_memory_fraction reset_peak_memory_stats reset_accumulated_memory_stats current_stream "
     "default_stream get_rng_state initial_seed ipc_collect current_blas_handle".split()

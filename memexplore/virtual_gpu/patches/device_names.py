@@ -24,7 +24,7 @@ from memexplore.torch_internals.tensors import without_functorch
 from memexplore.virtual_gpu.patches import wrappers
 from memexplore.virtual_gpu.patches.contents_elsewhere import SET_DATA
 from memexplore.virtual_gpu.tensors import local_device, methods, pinned_memory
-from memexplore.virtual_gpu.tensors.tensor import META, DeviceState, fake_cpu_tensor, is_virtual
+from memexplore.virtual_gpu.tensors.tensor import META, DeviceState, fake_cpu_tensor, is_on_gpu, is_virtual
 from memexplore.virtual_gpu.user_traceback import hide_own_frames
 from memexplore.virtual_gpu.values import real_tensors, virtual_numbers
 from memexplore.virtual_gpu.values.value_reads import NotSimulated
@@ -279,13 +279,14 @@ class DeviceRenaming(TorchFunctionMode):
                 default is not None
                 and default.type == "cuda"
                 and func in device_constructors()
+                and (not kwargs or kwargs.get("device") is None)
                 and _has_default_device()
             ):
-                kwargs = {"device": default, **(kwargs or {})}
-                if kwargs["device"] is None:
-                    kwargs["device"] = default
+                kwargs = {**(kwargs or {}), "device": default}
             if not kwargs:
                 return func(*args)
+            if kwargs.get("generator") is not None:
+                _check_generator(args, kwargs)
             device = kwargs.get("device")
             if device is not None:
                 # A dispatch mode of the user passes on what C++ calls `meta`, its name of the virtual device.
@@ -324,6 +325,17 @@ def in_backward(renaming: DeviceRenaming, run: Callable[..., Any]) -> Callable[.
             return run(*args, **kwargs)
 
     return run_backward
+
+
+def _check_generator(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise RuntimeError for a generator of another device than that of the op: check_generator in ATen."""
+    device, generator = kwargs.get("device"), kwargs["generator"].device.type
+    if device is not None:
+        expected = "cuda" if renamed(device) is not device else torch.device(device).type
+    else:
+        expected = "cuda" if args and is_on_gpu(args[0]) else "cpu"
+    if expected != generator and expected != "meta":
+        raise RuntimeError(f"Expected a '{expected}' device type for generator but found '{generator}'")
 
 
 def _default_device() -> torch.device | None:
