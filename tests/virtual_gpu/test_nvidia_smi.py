@@ -117,13 +117,28 @@ def test_ranks_of_a_node_see_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(printed("nvidia-smi", "-L").splitlines()) == torch.cuda.device_count() == 4
 
 
+def _program(temporary: Path, statement: str) -> subprocess.CompletedProcess[str]:
+    code = f"import os, signal, memexplore as mx\nwith mx.virtual('T4'): {statement}"
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+
+
+def _own(temporary: Path) -> list[Path]:
+    """Return our folders: torch may have one for its compiler."""
+    return list(temporary.glob("memexplore-*"))
+
+
 def test_a_program_that_ends_leaves_no_folder(tmp_path: Path) -> None:
-    code = "import memexplore as mx\nwith mx.virtual('T4'): import os; print(os.environ['PATH'].split(':')[0])"
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    folder = Path(done.stdout.strip())
-    assert folder.parent == tmp_path
-    assert list(tmp_path.iterdir()) == []
+    done = _program(tmp_path, "print(os.environ['PATH'].split(':')[0])")
+    assert Path(done.stdout.strip()).parent == tmp_path
+    assert _own(tmp_path) == []
+
+
+def test_the_folder_of_a_killed_program_is_removed_by_the_next(tmp_path: Path) -> None:
+    _program(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
+    assert len(_own(tmp_path)) == 1
+    _program(tmp_path, "pass")
+    assert _own(tmp_path) == []
 
 
 # --- pynvml -----------------------------------------------------------------------------------------------------------
@@ -181,6 +196,8 @@ def package(request: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> It
     (tmp_path / "pynvml.py").write_text(
         "class NVMLError(Exception): pass\n"
         "class NVMLError_NotSupported(NVMLError): pass\n"
+        "class NVMLError_FunctionNotFound(NVMLError): pass\n"
+        "def _nvmlGetFunctionPointer(name): raise NVMLError('Uninitialized')\n"
         "NVML_TEMPERATURE_GPU = 0\n"
         "def nvmlInit(): raise NVMLError('Library Not Found')\n"
         "def nvmlDeviceGetCount(): raise NVMLError('Uninitialized')\n"
@@ -201,6 +218,10 @@ def test_functions_of_an_installed_package_are_replaced(package: str) -> None:
         assert pynvml.nvmlDeviceGetCount() == 1
         with pytest.raises(pynvml.NVMLError_NotSupported):
             pynvml.nvmlDeviceGetFanControlPolicy(0)
+        # As gpustat asks for the newest version of a function.
+        assert pynvml._nvmlGetFunctionPointer("nvmlDeviceGetMemoryInfo_v2")(0).used == 0
+        with pytest.raises(pynvml.NVMLError_FunctionNotFound):
+            pynvml._nvmlGetFunctionPointer("nvmlDeviceGetMemoryInfo_v9")
     assert isinstance(pynvml, types.ModuleType)
     with pytest.raises(pynvml.NVMLError, match="Library Not Found"):
         pynvml.nvmlInit()

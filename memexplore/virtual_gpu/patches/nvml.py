@@ -59,7 +59,15 @@ def _rows(module: Any, device: Device) -> list[Replace]:
     functions = _functions(module, device)
     others = [name for name in vars(module) if name.startswith(("nvmlDevice", "nvmlSystem", "nvmlUnit"))]
     refused = dict.fromkeys(others, _not_supported(module))
-    return [Replace(module, name, function) for name, function in {**refused, **functions}.items()]
+
+    def pointer(name: str) -> Callable[..., Any]:
+        if name not in functions:
+            raise module.NVMLError_FunctionNotFound()
+        return functions[name]
+
+    # The function by which the package finds those of the library; gpustat asks it which versions there are.
+    found_by = {"_nvmlGetFunctionPointer": pointer}
+    return [Replace(module, name, function) for name, function in {**refused, **functions, **found_by}.items()]
 
 
 def _not_supported(module: Any) -> Callable[..., NoReturn]:
@@ -101,7 +109,7 @@ def _functions(module: Any, device: Device) -> dict[str, Callable[..., Any]]:
         **dict.fromkeys(("nvmlDeviceGetIndex", "nvmlDeviceGetMinorNumber"), lambda handle: handle),
         "nvmlDeviceGetName": lambda handle: state().name,
         "nvmlDeviceGetUUID": lambda handle: state().uuid_of(handle),
-        "nvmlDeviceGetMemoryInfo": memory,
+        **dict.fromkeys(("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"), memory),
         "nvmlDeviceGetCudaComputeCapability": lambda handle: state().capability,
         **dict.fromkeys((f"nvmlDeviceGetComputeRunningProcesses{version}" for version in _VERSIONS), processes),
         **dict.fromkeys(
