@@ -1,8 +1,8 @@
 """Every op of torch's own op database, with small inputs, on the virtual GPU and on the CPU.
 
-In: names of ops (all of them by default). Out: for each op the inputs that differ in shape, dtype or stride of results
-and gradients, or that fail. `python -m tests.virtual_gpu.every_op [NAME ...]` takes some minutes and prints them; what
-is expected is in `EXPECTED`.
+For each op the inputs are found that differ in shape, dtype or stride of results and gradients, with a result on the
+meta device, or that fail: with gradients, without them, and in inference mode. `python -m tests.virtual_gpu.every_op
+[NAME ...]` takes some minutes and prints them, of all ops by default; what is expected is in `EXPECTED`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import itertools
 import sys
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
@@ -22,6 +23,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 from memexplore.run.machine import virtual
 
 SAMPLES = 4
+MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "with gradients": torch.enable_grad,
+    "without gradients": torch.no_grad,
+    "in inference mode": torch.inference_mode,
+}
 _VALUES = "the shape of the result depends on values"
 EXPECTED = {
     **dict.fromkeys(("combinations", "masked_select", "nonzero", "argwhere", "bincount", "unique"), _VALUES),
@@ -60,31 +66,33 @@ def failures(op: Any, samples: int = SAMPLES) -> Iterator[str]:
     dtype = torch.float32 if torch.float32 in op.dtypes else sorted(op.dtypes, key=str)[0]
     gradient = op.supports_autograd and dtype.is_floating_point
     for sample in itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=gradient), samples):
-        try:
-            expected = _run(op, sample, "cpu")
-        except Exception:  # inputs that the CPU refuses say nothing about the virtual GPU
-            continue
-        try:
-            with virtual("A100"):
-                found = _run(op, sample, "cuda")
-        except Exception as error:
-            yield f"{type(error).__name__}: {str(error)[:200]}"
-        else:
-            if found != expected:
-                yield f"CPU {expected}, virtual GPU {found}"
+        for mode in MODES:
+            try:
+                expected = _run(op, sample, "cpu", mode)
+            except Exception:  # inputs that the CPU refuses say nothing about the virtual GPU
+                continue
+            try:
+                with virtual("A100"):
+                    found = _run(op, sample, "cuda", mode)
+            except Exception as error:
+                yield f"{mode}: {type(error).__name__}: {str(error)[:200]}"
+            else:
+                if found != expected:
+                    yield f"{mode}: CPU {expected}, virtual GPU {found}"
 
 
-def _run(op: Any, sample: Any, device: str) -> Any:
+def _run(op: Any, sample: Any, device: str, mode: str) -> Any:
     """Return the metadata of an op's results and of the gradients of its inputs."""
     source, args, kwargs = tree_map(lambda value: _on(value, device), (sample.input, sample.args, sample.kwargs))
     if "device" in kwargs:
         kwargs["device"] = device
-    result = op(source, *args, **kwargs)
+    with MODES[mode]():
+        result = op(source, *args, **kwargs)
     inputs = [leaf for leaf in tree_leaves((source, args, kwargs)) if _is_tensor(leaf) and leaf.requires_grad]
     outputs = [leaf for leaf in tree_leaves(sample.output_process_fn_grad(result)) if _is_tensor(leaf)]
     outputs = [leaf for leaf in outputs if leaf.requires_grad and not leaf.dtype.is_complex]
     gradients: Any = ()
-    if inputs and outputs:
+    if inputs and outputs and mode == "with gradients":
         gradients = torch.autograd.grad([leaf.sum() for leaf in outputs], inputs, allow_unused=True)
     return tree_map(_metadata, result), [None if leaf is None else _metadata(leaf)[:2] for leaf in gradients]
 
@@ -109,6 +117,7 @@ def _metadata(value: Any) -> Any:
         return type(value).__name__
     if value.layout is not torch.strided:
         return tuple(value.shape), value.dtype, value.layout
+    assert not value.is_meta
     strides = [step for step, extent in zip(value.stride(), value.shape, strict=True) if extent > 1]
     return tuple(value.shape), value.dtype, tuple(strides) if value.numel() else ()
 
