@@ -100,7 +100,7 @@ def explore_cell(
     first = run_cell(Knobs())
     with without_displays():
         unavailable = cell.unavailable_knobs()
-    written = _explored(cell, {name: (values, assigned[name]) for name, values in sliders.items()}, machine)
+    written = _explored(cell, {name: (values, assigned[name]) for name, values in sliders.items()}, machine, first)
     reasons = hidden_in(written) | unavailable | _batch_reasons(cell, sliders, machine)
     table, hidden = _shown(written, reasons)
     return Explorer(
@@ -116,13 +116,16 @@ def explore_cell(
     )
 
 
-def _explored(cell: Cell, variables: Mapping[str, tuple[list[Any], Any]], machine: Machine) -> Explored:
+def _explored(
+    cell: Cell, variables: Mapping[str, tuple[list[Any], Any]], machine: Machine, as_written: Run
+) -> Explored:
     """Return what an explorer knows of a cell that was run."""
     made = set(() if cell.loop.seen is None else cell.loop.seen.optimizers)
     return Explored(
         machine,
         optimizer_name=made.pop() if len(made) == 1 else "",
         batch=None if cell.loop.batch is None else cell.loop.batch.size,
+        tape=as_written.tape,
         variables=variables,
     )
 

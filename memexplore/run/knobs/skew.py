@@ -51,7 +51,7 @@ class SkewKnob(Knob):
         return machine.twin().replace(skew=_SHARES[value])
 
     def hidden(self, explored: Explored) -> str:
-        """Return that the program does not choose by unknown scores."""
+        """Return that no expert, token or class is chosen by unknown scores."""
         notes = () if explored.tape is None else explored.tape.meta.notes
         is_choosing = any(choices.ANY_SKEW in note for note in notes)
-        return "" if is_choosing else "The program chooses nothing by unknown scores."
+        return "" if is_choosing else "nothing is chosen by unknown scores"
