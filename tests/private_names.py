@@ -10,8 +10,17 @@ from pathlib import Path
 from memexplore.torch_internals import check
 from tests.layout import syntax_tree
 
-NOT_TORCH = {"_replace", "_fields", "_asdict", "_getframe", "_current_frames", "_processes", "_thread"}
-"""Names of namedtuples, of `sys` and of `concurrent.futures`, and a documented module."""
+NOT_TORCH = {
+    "_replace",
+    "_fields",
+    "_asdict",
+    "_getframe",
+    "_current_frames",
+    "_processes",
+    "_run_exitfuncs",
+    "_thread",
+}
+"""Names of namedtuples, of `sys`, of `concurrent.futures` and of `atexit`, and a documented module."""
 OPERATORS = ("_aten.", "aten.", "torch.ops.")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 import subprocess
 import sysconfig
 from collections.abc import Callable
@@ -16,8 +15,9 @@ import torch
 from torch.utils.cpp_extension import load_inline
 
 import memexplore as mx
+from tests.needs import HAS_COMPILER
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
+pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="no compiler")
 
 SENTENCE = (
     "{} of the compiled extension {} {}, which a virtual GPU does not have: use the package's version in plain PyTorch "
