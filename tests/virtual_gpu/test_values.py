@@ -536,3 +536,13 @@ def test_choices_on_the_cpu_are_those_on_the_gpu_and_print_as_virtual() -> None:
         assert str(moved.numpy()) == "virtual(shape=(6, 2), dtype=int64)"
         accuracy = (moved[:, 0] == torch.zeros(6, dtype=torch.long)).float().mean()
         assert f"{accuracy:.2f}" == str(accuracy.item()) == "virtual"
+
+
+def test_choices_that_are_no_valid_index_end_no_program() -> None:
+    """The scores of a model may have more places than are used, such as a vocabulary that is padded."""
+    with mx.virtual("T4"):
+        chosen = torch.empty(100_000, 64, device="cuda").exp().argmax(1)[:4]
+        names = torch.arange(10, device="cuda")
+        assert names[chosen].shape == names.gather(0, chosen).shape == (4,)
+        with pytest.raises(IndexError):
+            names[torch.tensor([32], device="cuda")]

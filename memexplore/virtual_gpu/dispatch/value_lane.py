@@ -239,9 +239,14 @@ class ValueLane:
             return self._compute(func, args, kwargs, tensors, inputs)
         except BaseException as error:
             _forget_written(traits, args, kwargs)
-            if isinstance(error, Exception) and not _ends_on_gpu(func, error):
+            if isinstance(error, Exception) and (self._is_made_up(tensors) or not _ends_on_gpu(func, error)):
                 return NotImplemented
             raise
+
+    def _is_made_up(self, tensors: list[torch.Tensor]) -> bool:
+        """Return whether values among those of an op's arguments are made up: they say nothing about a GPU."""
+        assumption = assumed_values.among(tensors) if known_values.assumed else None
+        return assumption is not None and assumption.is_made_up
 
     def _compute(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], inputs: Any) -> Any:
         args, kwargs = replace_tensors(args, kwargs, tensors, inputs)
@@ -324,9 +329,7 @@ class ValueLane:
         }
         taken = {storage_key(untyped_storage(tensor)) for tensor in inputs}
         forward = None if state is None else cpu_ops.Forward(state, _without_tensors(args))
-        assumption = assumed_values.among(tensors) if known_values.assumed else None
-        is_made_up = assumption is not None and assumption.is_made_up
-        return _joined(result, computed, _Joining(fresh, taken, forward, is_made_up))
+        return _joined(result, computed, _Joining(fresh, taken, forward, self._is_made_up(tensors)))
 
     def _follow_copy(self, traits: LaneTraits, kwargs: Any, source: torch.Tensor, result: torch.Tensor) -> None:
         """Compute the values of a tensor that moves to the GPU or gets another dtype, as the weights of a model do."""
