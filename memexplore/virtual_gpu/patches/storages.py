@@ -1,4 +1,4 @@
-"""Replace methods of the storages of virtual tensors: `resize_`, `clone`, and the device and address that code reads.
+"""Replace methods of the storages of virtual tensors: `resize_`, `clone`, and the device that code reads.
 
 The C++ storage of a virtual tensor is a meta storage; `live_storages` has those on the device.
 """
@@ -17,12 +17,7 @@ from memexplore.torch_internals.tensors import storage_key, storage_resize, unty
 from memexplore.virtual_gpu.dispatch import runner as dispatch_runner
 from memexplore.virtual_gpu.dispatch.runner import PlanRunner
 from memexplore.virtual_gpu.patches.install import Replace
-from memexplore.virtual_gpu.tensors.live_storages import (
-    bytes_of_text,
-    host_storages,
-    live_storages,
-    storage_address,
-)
+from memexplore.virtual_gpu.tensors.live_storages import bytes_of_text, host_storages, live_storages
 from memexplore.virtual_gpu.tensors.tensor import META, DeviceState, wrap
 
 _Storage = torch.UntypedStorage
@@ -34,7 +29,6 @@ def rows(runner: PlanRunner) -> list[Replace]:
         Replace(_Storage, "resize_", _resize(runner)),
         Replace(_Storage, "clone", _clone(_Storage.clone)),
         Replace(_Storage, "device", property(_device(_Storage.device))),
-        Replace(_Storage, "data_ptr", _data_ptr(_Storage.data_ptr)),
     ]
 
 
@@ -77,12 +71,3 @@ def _device(original: Any) -> Callable[[Any], torch.device]:
         return DeviceState.cuda if storage_key(self) in live_storages else original.__get__(self)
 
     return device
-
-
-def _data_ptr(original: Callable[[Any], int]) -> Callable[[Any], int]:
-    """Return `UntypedStorage.data_ptr`, by which libraries that save a model find tensors that share memory."""
-
-    def data_ptr(self: torch.UntypedStorage) -> int:
-        return storage_address(self) if self.device.type in ("cuda", "meta") else original(self)
-
-    return data_ptr

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from memexplore.torch_internals.dispatch import DisableTorchFunction, disabled_torch_dispatch
-from memexplore.torch_internals.tensors import REDUCE, has_python_key, untyped_storage
+from memexplore.torch_internals.tensors import REDUCE, has_python_key, storage_key, untyped_storage
 from memexplore.virtual_gpu.tensors import live_storages, pinned_memory, saved, sparse_contents
 from memexplore.virtual_gpu.tensors.tensor import (
     HOST,
@@ -209,8 +209,19 @@ _wrappers: dict[str, Any] = {}
 """Name -> a method that another library has put on `torch.Tensor`, and that calls ours."""
 
 
+_Storage = torch.UntypedStorage
+_storage_address = _Storage.data_ptr
+
+
+def _address_of_storage(self: torch.UntypedStorage) -> int:
+    """`UntypedStorage.data_ptr`, by which libraries that save a model find tensors that share memory."""
+    is_virtual_storage = storage_key(self) in live_storages.live_storages or self.device.type == "meta"
+    return live_storages.storage_address(self) if is_virtual_storage else _storage_address(self)
+
+
 def put_on() -> None:
     """Give `torch.Tensor` the methods, if it does not have them. An interrupted call can be made again."""
+    _Storage.data_ptr = _address_of_storage  # type: ignore[assignment, method-assign]
     if vars(_Tensor).get(NAMES[-1]) is _replacements[NAMES[-1]]:
         return
     for name, replacement in _replacements.items():
@@ -229,6 +240,8 @@ def take_off_unless_needed() -> None:
     """
     if DeviceState.gpu_name is not None or live_storages.any_alive():
         return
+    if _Storage.data_ptr is _address_of_storage:
+        _Storage.data_ptr = _storage_address  # type: ignore[method-assign]
     for name in reversed(NAMES):
         present, own = vars(_Tensor).get(name, _MISSING), _own.get(name, _MISSING)
         if present is _replacements[name]:
