@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.torch_version import TorchVersion
 
 from memexplore.torch_internals.table import (
     NO_VIRTUAL_GPU,
@@ -77,7 +78,12 @@ ON_INIT = replaceable(
 
 _SETTINGS = "settings of the allocator that a program makes while it runs"
 SET_ALLOCATOR_SETTINGS = replaceable("torch._C._accelerator_setAllocatorSettings", _SETTINGS, NO_VIRTUAL_GPU)
-GET_ALLOCATOR_SETTINGS = replaceable("torch._C._accelerator_getAllocatorSettings", _SETTINGS, NO_VIRTUAL_GPU)
+GET_ALLOCATOR_SETTINGS = replaceable(
+    "torch._C._accelerator_getAllocatorSettings",
+    _SETTINGS,
+    NO_VIRTUAL_GPU,
+    needed=lambda: TorchVersion(torch.__version__) >= "2.13",  # torch 2.11 has only the other one
+)
 
 
 def history_is_on() -> bool:
