@@ -238,7 +238,7 @@ class VirtualGpu:
             Call(partial(runner.set_active, self.runner), partial(runner.set_active, None)),
             Call(streams.start),
             Replace(reading, "on_read", _wait_for_current_stream),
-            Replace(choices.Skew, "share", self.skew),
+            Replace(choices.Routing, "skew", self.skew),
             Replace(cuda_build, "_current", build),
             Replace(sys.modules[__name__], "_active", self),
             # Before and after the name is set, which says that a virtual GPU needs them.

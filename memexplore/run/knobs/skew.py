@@ -53,5 +53,4 @@ class SkewKnob(Knob):
     def hidden(self, explored: Explored) -> str:
         """Return that no expert, token or class is chosen by unknown scores."""
         notes = () if explored.tape is None else explored.tape.meta.notes
-        is_choosing = any(choices.ANY_SKEW in note for note in notes)
-        return "" if is_choosing else "nothing is chosen by unknown scores"
+        return "" if choices.were_made(notes) else "nothing is chosen by unknown scores"

@@ -140,7 +140,7 @@ def _count_true(mask: torch.Tensor, assumption: str) -> int:
     if hints.share < 1:
         notes.assume(choices.assumption())
     elif not hints.is_fact:
-        notes.assume(assumption if hints.value else "a mask that was counted or tested before keeps no element")
+        notes.assume(assumption if hints.value else "a mask that counted as false keeps no element")
     return hints.count(mask.numel())
 
 

@@ -240,8 +240,8 @@ def take_off_unless_needed() -> None:
     """
     if DeviceState.gpu_name is not None or live_storages.any_alive():
         return
-    if _Storage.data_ptr is _address_of_storage:
-        _Storage.data_ptr = _storage_address  # type: ignore[method-assign]
+    if vars(_Storage).get("data_ptr") is _address_of_storage:
+        del _Storage.data_ptr  # torch's is that of its base class
     for name in reversed(NAMES):
         present, own = vars(_Tensor).get(name, _MISSING), _own.get(name, _MISSING)
         if present is _replacements[name]:

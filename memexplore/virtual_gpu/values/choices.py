@@ -9,6 +9,7 @@ as in a sort, each row begins one later than the row before: a program may take 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -51,22 +52,26 @@ OPS: dict[Any, Choosing] = {
 """Ops that choose."""
 
 
-class Skew:
-    """How uneven the choices are, set by the knob `skew`."""
+class Routing:
+    """How the choices are spread, set by the knob `skew`."""
 
-    share = 0.0
+    skew = 0.0
     """The share of the rows that choose the same candidates."""
 
 
-ANY_SKEW = "what unknown scores choose, such as experts, tokens or classes, is "
-"""How the assumption about choices begins."""
+_CHOICES = "what unknown scores choose, such as experts, tokens or classes, is "
 
 
 def assumption() -> str:
     """Return the assumption about choices as a sentence."""
-    if not Skew.share:
-        return f"{ANY_SKEW}spread evenly over all candidates"
-    return f"{ANY_SKEW}the same in {Skew.share:.0%} of the rows"
+    if not Routing.skew:
+        return f"{_CHOICES}spread evenly over all candidates"
+    return f"{_CHOICES}the same in {Routing.skew:.0%} of the rows"
+
+
+def were_made(notes: Iterable[str]) -> bool:
+    """Return whether a run has read choices by unknown scores, which its notes say."""
+    return any(_CHOICES in note for note in notes)
 
 
 def candidates(scores: torch.Tensor, dim: int | None) -> int:
@@ -81,7 +86,7 @@ def indices(choosing: Choosing, scores: torch.Tensor, dim: int | None, shape: to
     chosen = shape[dim] if is_along_dim and dim is not None else 1
     rows = math.prod(shape) // chosen if chosen else 0
     offsets = real_tensors.arange(rows) * (1 if chosen == number else chosen)
-    offsets[: math.ceil(Skew.share * rows)] = 0
+    offsets[: math.ceil(Routing.skew * rows)] = 0
     table = (number // 2 + offsets[:, None] + real_tensors.arange(chosen)) % max(number, 1)
     if not is_along_dim or dim is None:
         return table.reshape(shape)
