@@ -185,3 +185,96 @@ def test_a_file_object_with_a_script_module_of_the_virtual_gpu_is_not_loaded(fol
         file.seek(0)
         with pytest.raises(RuntimeError, match=r"was saved by torch\.jit with tensors of the virtual GPU"):
             torch.jit.load(file)
+
+
+# --- unknown values in formats of the program's own ------------------------------------------------------------------
+
+_MIB = 2**20
+
+
+def _unknown(mebibytes: int) -> np.ndarray:
+    return torch.randn(mebibytes, 2**18, device="cuda").cpu().numpy()
+
+
+def _disk_space(path: str) -> int:
+    return os.stat(path).st_blocks * 512
+
+
+@pytest.mark.parametrize(
+    ("write", "header"),
+    [
+        (lambda file, array: file.write(array.tobytes()), 0),
+        (lambda file, array: file.write(array), 0),
+        (lambda file, array: file.write(memoryview(array)), 0),
+        (lambda file, array: file.write(array.astype(np.float16).astype(np.float32).tobytes()), 0),
+        (lambda file, array: array.tofile(file), 0),
+        (lambda file, array: np.save(file, array), 128),
+    ],
+    ids=["tobytes", "array", "memoryview", "astype", "tofile", "save"],
+)
+def test_unknown_values_in_a_file_take_no_disk_space(folder, write, header):
+    with _script():
+        with open("weights.bin", "wb") as file:
+            file.write(b"magic")
+            write(file, _unknown(32))
+            file.write(b"end")
+        assert os.path.getsize("weights.bin") == 5 + header + 32 * _MIB + 3
+        # A block of the file system at most for each of the two texts and the header.
+        assert _disk_space("weights.bin") < _MIB
+        with open("weights.bin", "rb") as file:
+            assert file.read(5) == b"magic"
+            file.seek(-3, os.SEEK_END)
+            assert file.read() == b"end"
+    assert not os.path.exists("weights.bin")
+    assert session.report() == (
+        "Files: weights.bin was not kept, because the tensors have no values. Your own files are unchanged.",
+    )
+
+
+@pytest.mark.parametrize("mode", ["ab", "a+b", "w+b", "xb"])
+def test_a_file_has_its_length_in_every_mode(folder, mode):
+    with _script():
+        for _ in range(1 if "x" in mode else 2):
+            with open("weights.bin", mode) as file:
+                file.write(_unknown(2).tobytes())
+                file.write(b"end")
+        parts = 2 if "a" in mode else 1
+        assert os.path.getsize("weights.bin") == parts * (2 * _MIB + 3)
+        assert pathlib.Path("weights.bin").read_bytes().count(b"end") == parts
+        assert _disk_space("weights.bin") < _MIB
+
+
+def test_arrays_of_ones_that_are_real_are_written_as_they_are(folder):
+    with _script():
+        np.ones((2, 2**18), np.float32).tofile("ones.bin")
+        torch.ones(2, 2**18).numpy().tofile("tensor.bin")
+    assert np.fromfile("ones.bin", np.float32).sum() == np.fromfile("tensor.bin", np.float32).sum() == 2 * 2**18
+    assert session.report() == ()
+
+
+def test_a_file_of_unknown_values_is_not_kept_under_another_name(folder):
+    with _script():
+        _unknown(1).tofile("part.bin")
+        os.replace("part.bin", "whole.bin")
+        _unknown(1).tofile("over.bin")
+        pathlib.Path("real.bin").write_bytes(b"real")
+        os.replace("real.bin", "over.bin")
+        _unknown(1).tofile("again.bin")
+        pathlib.Path("again.bin").write_bytes(b"real")
+        # The user's array is replaced for the program only.
+        _unknown(1).tofile("array.npy")
+        assert os.path.getsize("array.npy") == _MIB
+    assert not os.path.exists("whole.bin")
+    assert pathlib.Path("over.bin").read_bytes() == pathlib.Path("again.bin").read_bytes() == b"real"
+    assert session.report() == (
+        "Files: array.npy, whole.bin were not kept, because the tensors have no values. Your own files are unchanged.",
+    )
+
+
+def test_a_notebook_is_told_which_of_its_files_have_zeros(folder):
+    with mx.virtual("T4"):
+        _unknown(2).tofile("weights.bin")
+    assert os.path.getsize("weights.bin") == 2 * _MIB
+    assert session.report() == (
+        "Files: weights.bin has zeros in place of values that are not known. Your own files are unchanged.",
+    )

@@ -9,6 +9,7 @@ Changed files go to a temporary folder, the overlay, which mirrors the user's fo
 - `tensor_files.py`: `torch.save`. `safetensors_files.py`: the safetensors library.
 - `script_module_files.py`: TorchScript, whose C++ code opens files. `tokenizer_files.py`: the tokenizers library, whose
   Rust code does.
+- `holes.py`: files that a program writes itself, with a hole for each array of unknown values.
 - `elsewhere.py`: files that another rank of a distributed run has written.
 - `session.py`: the overlay of the virtual GPU that is on, and its report at the end.
 """

@@ -60,6 +60,8 @@ class Overlay:
         """Logical paths of files in the overlay, and whether their tensors have no values."""
         self.own: set[str] = set()
         """Logical paths of files and folders that the program made in place: it may change and delete them there."""
+        self.hollow: set[str] = set()
+        """Logical paths of files that the program wrote in place and that have zeros for unknown values."""
         self.changed = False
         """Whether a path can differ from the user's; reads are passed on unchanged before."""
         self.on_first_change: Callable[[str], object] = lambda logical: None
@@ -285,6 +287,22 @@ class Overlay:
     def disown(self, logical: str) -> None:
         """Note that a path that the program made in place, and all below it, exist no more."""
         self.own.difference_update(paths.below(self.own, logical))
+        self.hollow.difference_update(paths.below(self.hollow, logical))
+
+    def note_unknown(self, logical: str) -> None:
+        """Note that the program has written unknown values to a file."""
+        if logical in self.written:
+            self.written[logical] = True
+        else:
+            self.hollow.add(logical)
+
+    def note_renamed(self, source: str, target: str) -> None:
+        """Note that a file or folder that the program may have made in place has another name."""
+        if source != target:
+            hollow = {target + path[len(source) :] for path in paths.below(self.hollow, source)}
+            self.hollow.discard(target)
+            self.hollow |= hollow
+            self.disown(source)
 
     def names(self, logical: str) -> list[str]:
         """Return the names in a folder as the program sees them.
@@ -332,7 +350,7 @@ class Overlay:
                 os.replace(place, self.upper(target))
             else:
                 self._copy(source, target)
-                moved.setdefault(source, False)
+                moved.setdefault(source, source in self.hollow)
             is_users = is_folder or (self.policy(self, source) and not paths.holds_mark(source, self.mark))
             if place == source and not is_users:
                 # A file that the program made in place, such as one of `tempfile`.
@@ -394,7 +412,10 @@ class Overlay:
 
     def own_without_values(self) -> list[str]:
         """Return the files made in place that hold tensors without values, such as pickles of a module."""
-        return [path for path in sorted(self.own) if paths.is_pickled(path) and paths.holds_mark(path, self.mark)]
+        return [path for path in sorted(self.own) if path in self.hollow or self._is_marked(path)]
+
+    def _is_marked(self, path: str) -> bool:
+        return paths.is_pickled(path) and paths.holds_mark(path, self.mark)
 
 
 __all__ = ["Overlay"]

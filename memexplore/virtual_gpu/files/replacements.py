@@ -21,7 +21,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from memexplore.virtual_gpu.files import elsewhere, folders, paths, policy
+from memexplore.virtual_gpu.files import elsewhere, folders, holes, paths, policy
 from memexplore.virtual_gpu.files.overlay import Overlay
 from memexplore.virtual_gpu.patches.install import Replace
 
@@ -197,7 +197,11 @@ def _open(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any]:
                     raise
             return original(copy, mode, *args, **kwargs)
         with making(overlay, file):
-            return original(write_path(overlay, file, "w" not in mode, "x" in mode), mode, *args, **kwargs)
+            logical = _logical(overlay, file)
+            opened = original(write_path(overlay, file, "w" not in mode, "x" in mode), mode, *args, **kwargs)
+            if "w" in mode:
+                overlay.hollow.discard(logical)
+            return holes.with_holes(opened, functools.partial(overlay.note_unknown, logical))
 
     return open_file
 
@@ -332,9 +336,7 @@ def _rename(overlay: Overlay, original: Callable[..., Any]) -> Callable[..., Any
         places = _in_place(overlay, (src, source), (dst, target))
         with making(overlay, dst, follow=False):
             original(*places, **kwargs)
-        if source != target:
-            overlay.disown(source)
-        return None
+        return overlay.note_renamed(source, target)
 
     return rename
 

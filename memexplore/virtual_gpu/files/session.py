@@ -142,11 +142,14 @@ def report() -> tuple[str, ...]:
     """
     with _overlay.real():
         valueless, kept, hidden = _reported(_overlay)
+        hollow = sorted(path for path in _overlay.hollow - set(valueless) if os.path.lexists(path))
     texts = []
     if valueless:
         texts.append(f"{_files(valueless)} {_were(valueless)} not kept, because the tensors have no values")
     if kept:
         texts.append(f"{_files(kept)} {_were(kept)} written to {_overlay.root}")
+    if hollow:
+        texts.append(f"{_files(hollow)} {_have(hollow)} zeros in place of values that are not known")
     if hidden:
         texts.append(f"{_files(hidden)} {_were(hidden)} deleted by the program only, not on disk")
     return (f"Files: {'; '.join(texts)}. Your own files are unchanged.",) if texts else ()
@@ -175,6 +178,10 @@ def _files(files: list[str]) -> str:
 
 def _were(files: list[str]) -> str:
     return "was" if len(files) == 1 else "were"
+
+
+def _have(files: list[str]) -> str:
+    return "has" if len(files) == 1 else "have"
 
 
 __all__ = ["copy_file", "every_file", "patches", "read_path", "report", "written_files"]

@@ -13,6 +13,10 @@ import numpy
 from memexplore.virtual_gpu.values.virtual_numbers import Printed
 
 
+class _VirtualBytes(bytes):
+    """The bytes of an array of stand-ins."""
+
+
 class VirtualArray(numpy.ndarray[Any, Any]):
     """A numpy array of stand-ins for unknown values.
 
@@ -44,6 +48,18 @@ class VirtualArray(numpy.ndarray[Any, Any]):
     def var(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102
         return _marked(super().var(*args, **kwargs))
 
+    def tobytes(self, *args: Any, **kwargs: Any) -> bytes:  # noqa: D102
+        return _VirtualBytes(super().tobytes(*args, **kwargs))
+
+    def tofile(self, fid: Any, sep: str = "", format: str = "%s") -> None:  # noqa: D102
+        if sep:
+            super().tofile(fid, sep, format)
+        elif hasattr(fid, "write"):
+            fid.write(self.tobytes())
+        else:
+            with open(fid, "wb") as file:
+                file.write(self.tobytes())
+
     def __getitem__(self, index: Any) -> Any:
         result = super().__getitem__(index)
         return result if isinstance(result, numpy.ndarray) else _scalar(result)
@@ -58,6 +74,17 @@ class VirtualArray(numpy.ndarray[Any, Any]):
 
     def __format__(self, spec: str) -> str:
         return repr(self) if self.shape else format(self[()], spec)
+
+
+def is_of_stand_ins(data: Any) -> bool:
+    """Whether the memory of an object that has the buffer protocol is that of an array of stand-ins.
+
+    >>> array = VirtualArray.filled(numpy.ones(3, numpy.float32))
+    >>> is_of_stand_ins(array.tobytes()), is_of_stand_ins(memoryview(array)[1:]), is_of_stand_ins(b"ones")
+    (True, True, False)
+    """
+    owner = data.obj if isinstance(data, memoryview) else data
+    return isinstance(owner, (_VirtualBytes, VirtualArray))
 
 
 def _marked(result: Any) -> Any:
