@@ -39,6 +39,7 @@ SLOW = (
     "tests/jupyter/test_notebooks.py::test_solution_runs",
     "tests/knobs/test_typing.py",
     "tests/live/test_long_runs.py",
+    "tests/out_of_memory/test_corpus.py",
     "tests/programs/test_real_run.py",
     "tests/programs/test_real_run_cuda.py",
     "tests/ranks/test_torchrun.py",

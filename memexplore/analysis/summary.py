@@ -23,10 +23,11 @@ def summary(tape: Tape) -> dict[str, Any]:
     `step`, `phase`, `layer`, `op`, `line` of the row that reaches the peak allocated and `by_category`, allocated bytes
     by category, which sum to the peak; `failed_request`, the request that ended the program out of memory, or None, and
     `caught_requests`, a list of those after which the program went on, each with `requested` and its location;
-    `growth`, None unless memory grows to the last step, with `bytes_per_step`, `full_at_step` (or None) and the
-    location of the allocation that grows most; `rank` and `world`, the number of processes, or None; `nccl`, None
-    without NCCL, with `low` and `high`, the range of its bytes outside the allocator, in no peak, `communicators`, each
-    with `size` and `all_to_all`, and `source`; `notes`.
+    `growth`, None unless memory grows to the last period, with `period` ("step", or "iteration" of a loop),
+    `bytes_per_period`, `full_at` (the number of a period, or None) and the location of the allocation that grows most;
+    `rank` and `world`, the number of processes, or None; `nccl`, None without NCCL, with `low` and `high`, the range of
+    its bytes outside the allocator, in no peak, `communicators`, each with `size` and `all_to_all`, and `source`;
+    `notes`.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"address": [0], "size": [40]}, meta=Meta(Source.MEASURED, "cpu"))
@@ -64,7 +65,8 @@ def _growth(tape: Tape) -> dict[str, Any] | None:
     growing = leak(tape)
     if growing is None:
         return None
-    return {"bytes_per_step": growing.bytes_per_step, "full_at_step": growing.full_at} | where(tape, growing.row)
+    facts = {"period": growing.unit, "bytes_per_period": growing.bytes_per_period, "full_at": growing.full_at}
+    return facts | where(tape, growing.row)
 
 
 def _request(tape: Tape, row: int) -> dict[str, Any]:

@@ -176,16 +176,16 @@ def _growing(tape: Tape) -> VerdictContent | None:
     growing = leak(tape)
     if growing is None:
         return None
-    grows = f"rows {size_text(growing.bytes_per_step)} a step"
+    grows = f"rows {growing.rate}"
     fits = tape.meta.capacity is not None
     headline = f"Fits now, but g{grows}" if fits else f"G{grows}"
     if growing.full_at is not None:
-        headline += f": full at about step {about(growing.full_at):,}"
+        headline += f": full at about {growing.unit} {about(growing.full_at):,}"
     where = _places(tape, growing.row)
     held = f"at {where[0].text} " if where else ""
     used = peak(tape, "reserved")[0]
     category = Category(int(tape.category[growing.row])).text.capitalize()
-    kept = f"{category} memory allocated {held}is kept from step to step"
+    kept = f"{category} memory allocated {held}is kept from {growing.unit} to {growing.unit}"
     so_far = f"needs {size_text(used)} so far, {_has(tape)}" if fits else ""
     details = [kept, so_far, _shares(tape), _limit(tape), _source(tape)]
     return _content(tape, Level.GROWING, headline, details, where, grows=where[0] if where else None)
@@ -213,7 +213,7 @@ def _out_of_memory(tape: Tape, needed: int | None) -> VerdictContent:
         _shares_and_lever(tape.whole or tape)
         if growing is None and needed is not None
         else _shares(tape.whole or tape),
-        f"memory grows {size_text(growing.bytes_per_step)} a step" if growing is not None else "",
+        f"memory grows {growing.rate}" if growing is not None else "",
         _spilled(tape, row, needed, least) or f"stops {stop_text(tape)}",
         _gaps(tape, row) if needed is None else "",
         "the program caught the error and allocated nothing afterwards" if tape.meta.ending is Ending.COMPLETED else "",

@@ -7,6 +7,7 @@ import html
 from memexplore.analysis.curves import category_bytes, peak
 from memexplore.analysis.groups import by_line
 from memexplore.analysis.growth import growth, shown_steps
+from memexplore.analysis.periods import periods
 from memexplore.analysis.streams import stream_text
 from memexplore.analysis.tables import tensors
 from memexplore.figures.palette import COLOURS
@@ -83,12 +84,12 @@ def lines_table(tape: Tape, row: int | None = None, count: int = 25) -> str:
 def growth_table(tape: Tape, count: int = 25) -> str:
     """Return the memory that grows from step to step as an HTML table, most growth first.
 
-    Columns of bytes for the first, the second last and the last step.
+    Columns of bytes for the first, the second last and the last period.
 
     Raises ValueError for a tape that is not placed.
     """
     table = growth(tape)
-    steps = shown_steps(table)
+    steps, unit = shown_steps(table), periods(tape).unit
     rows = []
     for entry in table.head(count).to_dict("records"):
         sizes = "".join(
@@ -99,7 +100,7 @@ def growth_table(tape: Tape, count: int = 25) -> str:
             f'<td class="short">{_swatch(entry["category"])}{entry["category"]}</td><td>{_code(entry["layer"])}</td>'
             f'{sizes}<td title="{html.escape(entry["line"])}">{_code(_short(entry["line"]))}</td></tr>'
         )
-    return _table(("growth", "category", "layer", *(f"step {step}" for step in steps), "line"), rows)
+    return _table(("growth", "category", "layer", *(f"{unit} {step}" for step in steps), "line"), rows)
 
 
 def _percent(share: float) -> str:

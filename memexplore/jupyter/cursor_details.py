@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from memexplore.analysis import curves, groups, growth, tables
 from memexplore.analysis.layer_rows import LayerRow
+from memexplore.analysis.periods import periods
 from memexplore.analysis.places import place
 from memexplore.analysis.streams import has_streams, stream_text
 from memexplore.figures.bands import UNWINDING, unwinding
@@ -134,7 +135,7 @@ def live_lines(tape: Tape, row: int, count: int = 300) -> list[dict[str, Any]]:
 def growth_table(tape: Tape, count: int = 50) -> dict[str, Any]:
     """Return the memory that grew from step to step: `text`, titles of at most three `steps`, and `rows` of text."""
     table = growth.growth(tape)
-    steps = growth.shown_steps(table)
+    steps, unit = growth.shown_steps(table), periods(tape).unit.capitalize()
     rows = [
         {
             "grew": f"+{size_text(int(entry['grew']))}",
@@ -145,7 +146,7 @@ def growth_table(tape: Tape, count: int = 50) -> dict[str, Any]:
         }
         for entry in table.head(count).to_dict("records")
     ]
-    return {"text": growth.growth_text(tape), "steps": [f"Step {step}" for step in steps], "rows": rows}
+    return {"text": growth.growth_text(tape), "steps": [f"{unit} {step}" for step in steps], "rows": rows}
 
 
 def _category(category: str) -> dict[str, str]:

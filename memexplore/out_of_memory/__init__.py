@@ -3,6 +3,7 @@
 - `message`: PyTorch's own error text as numbers.
 - `liveness`, `reach`, `evidence`: of the live process, which tensors are reached from which variables, and which of
   these no later line reads.
+- `owners`: who has tensors that no variable reaches: library globals and reference cycles.
 - `counterfactual`, `cause`: a tape that ends out of memory, replayed under other conditions, and the cause.
 - `held`, `held_types`: memory that nothing needs any more.
 - `suggestions`, `needs`, `concatenated`: the changes that give it back, or lower the need.

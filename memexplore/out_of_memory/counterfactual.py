@@ -12,6 +12,7 @@ import numpy as np
 
 from memexplore.allocator import replay
 from memexplore.analysis.curves import Rows, block_bytes, curve, live_rows
+from memexplore.analysis.periods import periods
 from memexplore.tape import COLUMNS, Action, Phase, Tape
 from memexplore.tape.allocator_settings import Settings
 from memexplore.tape.process_limit import limited
@@ -120,6 +121,14 @@ def _calls(tape: Tape) -> Rows:
         column = getattr(tape, name)
         same &= column == column[last]
     return np.flatnonzero(same)
+
+
+def largest_before(tape: Tape) -> int | None:
+    """Return the bytes of the largest request of the failing call in earlier periods; None without one."""
+    ends = periods(tape).ends
+    calls = _calls(tape)
+    calls = calls[calls <= (ends[-1] if ends else -1)]
+    return int(tape.size[calls].max()) if len(calls) else None
 
 
 def soon_full(tape: Tape) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from memexplore.allocator.gc_pause import gc_paused
 from memexplore.analysis.tables import is_users
 from memexplore.out_of_memory import updates
 from memexplore.out_of_memory.attempts import Attempts, is_readable, one_line
@@ -32,6 +33,7 @@ from memexplore.out_of_memory.liveness import (
 )
 from memexplore.out_of_memory.message import parse
 from memexplore.out_of_memory.optimizer_state import state_to_come
+from memexplore.out_of_memory.owners import owners
 from memexplore.out_of_memory.reach import Block, Reached, is_node, is_users_module, locals_of, reached_from
 from memexplore.out_of_memory.untrained import untrained
 from memexplore.recorder.endings import out_of_memory_error
@@ -71,7 +73,9 @@ def collect(
     if error is None:
         return None
     try:
-        return _collected(error, shell, time.thread_time() + seconds, earlier)
+        # A collection on the way would free the reference cycles that are looked for.
+        with gc_paused():
+            return _collected(error, shell, time.thread_time() + seconds, earlier)
     except Exception as failure:
         # Objects of the user may raise when they are read: the error's own text remains.
         return Evidence(parse(str(error)), complete=False, search_error=one_line(failure))
@@ -90,6 +94,7 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
     models: dict[str, torch.nn.Module] = {}
     behind_graphs = _weights_behind(needed)
     seen: set[str] = set()
+    addresses = set(needed.blocks)
     for name, use, value in _roots(error, frames, outer, shell):
         if name in seen or time.thread_time() > end:
             complete &= name in seen
@@ -99,6 +104,7 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
         if use is VariableUse.LATER:
             behind_graphs |= _weights_behind(reached)
         complete &= reached.complete
+        addresses.update(reached.blocks)
         own = {address: block for address, block in reached.blocks.items() if address not in needed.blocks}
         if own:
             holders.append(_holder(name, use, value, own, reached))
@@ -114,6 +120,7 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
     objects = list({id(value): value for reached in of_program for value in reached.kept}.values())
     if earlier is not None:
         rest = earlier.addresses.difference(needed.blocks)
+        addresses.update(earlier.addresses)
         holders.append(earlier._replace(addresses=rest, in_graph=earlier.in_graph & rest))
     line = f"{users[-1][0].f_code.co_filename}:{users[-1][2]}" if users else ""
     layer, evaluating = _modules(frames)
@@ -130,6 +137,8 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
         state = attempts.value(lambda: updates.state_of(updates.optimizers_in(objects)), state)
         no_update = attempts.value(lambda: updates.without_update(objects, blocks, variables, end), no_update)
         not_trained = attempts.value(lambda: untrained(objects, variables), not_trained)
+        del objects, blocks, variables, of_program
+        holders += attempts.value(lambda: owners(addresses, end), [])
     to_come = attempts.value(lambda: _state_to_come(frames), 0)
     losses = attempts.value(lambda: _losses(frames, outer, first, end), 0)
     return Evidence(

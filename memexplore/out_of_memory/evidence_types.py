@@ -24,6 +24,9 @@ class VariableUse(enum.StrEnum):
     """Reached by the failing call."""
     NO_UPDATE = "for weights of no optimizer"
     """Kept for gradients that no optimizer reads."""
+    LIBRARY = "of a library"
+    """A global variable, or an attribute of a class, that the program does not name."""
+    CYCLE = "in reference cycles"
     NOT_TRAINED = "not trained"
     """Weights of a model that no optimizer updates."""
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from memexplore.analysis.curves import Rows
 from memexplore.analysis.growth import leak
 from memexplore.analysis.location import where
-from memexplore.analysis.tables import user_line
+from memexplore.analysis.periods import periods
 from memexplore.out_of_memory.counterfactual import alive, bytes_of
 from memexplore.out_of_memory.evidence_types import Evidence, Holder, VariableUse
 from memexplore.out_of_memory.held_types import HeldGroup, WhyHeld
@@ -22,6 +22,8 @@ from memexplore.text.tensor_text import dtype_of, shape_of
 
 _ALIKE = 3
 """Blocks of one place, from as many calls, from which a holder is said to grow."""
+_SHARE = 0.1
+"""Share of what grows from which a variable that has it is named."""
 _SCALAR = 8
 """Bytes of a number."""
 _LASTING = (
@@ -48,8 +50,8 @@ def held_groups(tape: Tape, evidence: Evidence | None) -> list[HeldGroup]:
     held_by: list[list[int]] = []
     rows = alive(tape)
     of_idle: frozenset[int] = frozenset()
+    row_at = {int(tape.address[row]): int(row) for row in rows}
     if evidence is not None:
-        row_at = {int(tape.address[row]): int(row) for row in rows}
         idle = _no_update(tape, evidence, row_at)
         of_idle = frozenset(idle.rows if idle is not None else ())
         held_by = [
@@ -69,14 +71,15 @@ def held_groups(tape: Tape, evidence: Evidence | None) -> list[HeldGroup]:
                 _growing_in_use(tape, holder.name, [row_at[address] for address in holder.addresses & row_at.keys()])
             )
         groups.append(idle)
-        if evidence.evaluating and idle is None:
+        if idle is None and _only_evaluates(tape, evidence):
             groups.append(_no_backward(tape, rows))
     groups += [_stale_gradients(tape, rows[~np.isin(rows, list(of_idle))]), _cast_weights(tape, rows)]
-    if not any(group is not None and group.what in _GROWING for group in groups):
-        growing = _growing(tape, rows, evidence.graph if evidence is not None else frozenset())
-        if growing is not None and evidence is not None:
-            growing = _with_holder(tape, growing, evidence, held_by)
-        groups.append(growing)
+    named = [group for group in groups if group is not None and group.what in _GROWING]
+    growing = _growing(tape, rows, evidence.graph if evidence is not None else frozenset())
+    # What the tape shows to grow is complete; of what grows, the variables are often a part.
+    if growing is not None and growing.size > sum(group.size for group in named):
+        groups = [group for group in groups if group not in named]
+        groups.append(growing if evidence is None else _with_holders(tape, growing, named, evidence, row_at))
     return sorted(filter(None, groups), key=lambda group: (group.what is not WhyHeld.NO_BACKWARD, -group.size))
 
 
@@ -96,17 +99,15 @@ def _group(tape: Tape, reason: WhyHeld, holder: str, rows: list[int] | Rows) -> 
 
 def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) -> HeldGroup | None:
     """Return the group of a variable, None if the memory is needed."""
-    if evidence.evaluating:
+    if _only_evaluates(tape, evidence):
         # What graphs keep belongs to `WhyHeld.NO_BACKWARD`, whichever variable they hang on.
         rows = [row for row in rows if int(tape.address[row]) not in holder.in_graph]
     if not rows:
         return None
     computed = [row for row in rows if _is_computed(tape, row) or int(tape.address[row]) in holder.in_graph]
     has_graph = any(int(tape.address[row]) in holder.in_graph for row in rows)
-    if holder.use is VariableUse.OUTPUT:
-        return _group(tape, WhyHeld.OUTPUT, holder.name, rows)
-    if holder.use is VariableUse.LAST_ERROR:
-        return _group(tape, WhyHeld.LAST_ERROR, holder.name, rows)
+    if holder.use in _BY_USE:
+        return _group(tape, _BY_USE[holder.use], holder.name, rows)
     # What has got memory from this cell is in use in it, such as the list of a hook.
     if holder.use is VariableUse.OTHER_CELL and (tape.action[rows] == Action.PREEXISTING).all():
         return _group(tape, WhyHeld.OTHER_CELL, holder.name, rows)
@@ -146,6 +147,12 @@ def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) 
     return _group(tape, WhyHeld.OLD_VALUE, holder.name, rows) if holder.use is VariableUse.DEAD else None
 
 
+_BY_USE = {
+    VariableUse.OUTPUT: WhyHeld.OUTPUT,
+    VariableUse.LAST_ERROR: WhyHeld.LAST_ERROR,
+    VariableUse.CYCLE: WhyHeld.CYCLE,
+    VariableUse.LIBRARY: WhyHeld.LIBRARY,
+}
 LAST_ERROR = "sys.last_exc"
 """Name of the holder of an earlier error."""
 _GROWING = (WhyHeld.GROWS, WhyHeld.SUMMED_GRAPHS)
@@ -305,6 +312,14 @@ def _text(tape: Tape, row: int) -> str:
     return tape.tensor_texts[tape.tensor[row]] if tape.tensor[row] >= 0 else ""
 
 
+def _only_evaluates(tape: Tape, evidence: Evidence) -> bool:
+    """Return whether a model in eval mode is followed by no backward pass, as far as this and the last round show."""
+    ends = periods(tape).ends
+    rounds = 2 if periods(tape).unit == "iteration" else 1
+    begin = ends[-rounds] + 1 if len(ends) >= rounds else 0
+    return bool(evidence.evaluating) and not np.any(tape.phase[begin:] == Phase.BACKWARD)
+
+
 def _no_backward(tape: Tape, rows: Rows) -> HeldGroup | None:
     """Return the activations of a model that evaluates, but for the inputs of the failing call."""
     kept = rows[(tape.category[rows] == Category.ACTIVATION) & ~np.isin(tape.action[rows], (Action.PREEXISTING,))]
@@ -352,18 +367,19 @@ def _of_earlier_passes(tape: Tape, rows: list[int]) -> list[int]:
 
 
 def _growing(tape: Tape, rows: Rows, graph: frozenset[int]) -> HeldGroup | None:
-    """Return the blocks of earlier steps at the places whose memory grows from step to step, by the tape alone.
+    """Return the blocks of earlier periods at the places whose memory grows, by the tape alone.
 
     `graph` are the addresses that only the graph of the failing step keeps.
     """
-    by_step = _growing_by_step(tape, rows)
-    if by_step is None and (long := _long_graph(tape, rows, graph)) is not None:
+    by_period = _growing_by_period(tape)
+    if by_period is None and (long := _long_graph(tape, rows, graph)) is not None:
         return long
-    group = by_step or _group(tape, WhyHeld.GROWS, "", _of_earlier_passes(tape, rows.tolist()))
+    group = by_period or _group(tape, WhyHeld.GROWS, "", _of_earlier_passes(tape, rows.tolist()))
     if group is None or not _is_most(tape, group, [row for row in group.rows if int(tape.address[row]) in graph]):
         return group
     # A step may take derivatives several times on its way: it has a long graph only if steps have ended on that way.
-    return group._replace(what=WhyHeld.LONG_GRAPH) if by_step is not None else None
+    has_ended = periods(tape).unit == "step" or np.any(tape.category == Category.GRADIENT)
+    return group._replace(what=WhyHeld.LONG_GRAPH) if by_period is not None and has_ended else None
 
 
 def _long_graph(tape: Tape, rows: Rows, graph: frozenset[int]) -> HeldGroup | None:
@@ -386,25 +402,34 @@ def _is_most(tape: Tape, group: HeldGroup, rows: list[int]) -> bool:
     return 2 * bytes_of(tape, rows) > group.size
 
 
-def _with_holder(tape: Tape, group: HeldGroup, evidence: Evidence, held_by: list[list[int]]) -> HeldGroup:
-    """Return a group with the name of the variable that keeps most of it, if there is one."""
-    for holder, rows in zip(evidence.holders, held_by, strict=True):
-        if _is_most(tape, group, [row for row in rows if row in group.rows]):
-            return group._replace(holder=holder.name)
-    return group
+def _with_holders(
+    tape: Tape, group: HeldGroup, named: list[HeldGroup], evidence: Evidence, row_at: dict[int, int]
+) -> HeldGroup:
+    """Return a group with the names of the variables that keep it: those that grow, else those that have some of it."""
+    rows = set(group.rows)
+    names = [grown.holder for grown in named if grown.holder and not rows.isdisjoint(grown.rows)]
+    held = [(each.name, {row_at[address] for address in each.addresses & row_at.keys()}) for each in evidence.in_use]
+    held += [(each.name, {row_at[address] for address in each.addresses & row_at.keys()}) for each in evidence.holders]
+    missing = rows.difference(*(grown.rows for grown in named if grown.holder))
+    for name, blocks in sorted(held, key=lambda item: -bytes_of(tape, list(item[1] & rows))):
+        # The model and its trainer lead to everything.
+        if name not in names and _is_share(tape, blocks & missing, group) and _is_share(tape, blocks & rows, blocks):
+            names.append(name)
+            missing -= blocks
+    what = named[0].what if named else group.what
+    return group._replace(what=what, holder=", ".join(names))
 
 
-def _growing_by_step(tape: Tape, rows: Rows) -> HeldGroup | None:
+def _is_share(tape: Tape, rows: set[int], of: HeldGroup | set[int]) -> bool:
+    """Return whether blocks are a share of a group, or of other blocks, that is worth a name."""
+    whole = of.size if isinstance(of, HeldGroup) else bytes_of(tape, list(of))
+    return bool(rows) and bytes_of(tape, list(rows)) >= _SHARE * whole
+
+
+def _growing_by_period(tape: Tape) -> HeldGroup | None:
+    """Return what earlier periods have left at the places that grow, of all categories, while the loop runs."""
     growth = leak(tape)
-    if growth is None:
+    if growth is None or not periods(tape).runs:
         return None
-    line = user_line(tape.stacks[tape.stack[growth.row]]) if tape.stack[growth.row] >= 0 else ""
-    lines = np.array([*(user_line(stack) == line for stack in tape.stacks), not line])
-    same = rows[
-        (tape.module[rows] == tape.module[growth.row])
-        & lines[tape.stack[rows]]
-        & (tape.step[rows] > 0)
-        & (tape.step[rows] < tape.step[-1])
-    ]
-    group = _group(tape, WhyHeld.GROWS, "", [row for row in same.tolist() if tape.category[row] not in _LASTING])
-    return group._replace(each=growth.bytes_per_step) if group is not None else None
+    group = _group(tape, WhyHeld.GROWS, "", list(growth.kept))
+    return group and group._replace(each=growth.bytes_per_period)

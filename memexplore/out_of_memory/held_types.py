@@ -34,6 +34,10 @@ class WhyHeld(enum.StrEnum):
     """An output of the notebook."""
     LAST_ERROR = "last error"
     OTHER_CELL = "other cell"
+    CYCLE = "reference cycle"
+    """Only objects that refer to each other have it."""
+    LIBRARY = "library"
+    """A global variable of a module that the running code does not name."""
 
 
 class HeldGroup(NamedTuple):

@@ -10,11 +10,12 @@ from memexplore.analysis.places import place
 from memexplore.analysis.tables import user_line
 from memexplore.out_of_memory import concatenated
 from memexplore.out_of_memory.concatenated import ALIKE, OF_DATA, OF_LAYER
-from memexplore.out_of_memory.counterfactual import alive, fits_without
+from memexplore.out_of_memory.counterfactual import alive, fits_without, largest_before
 from memexplore.out_of_memory.evidence_types import Evidence, State
 from memexplore.out_of_memory.suggestion import Suggestion
 from memexplore.tape import Action, Category, Phase, Tape
 from memexplore.text.tensor_text import shape_of
+from memexplore.text.units import size_text
 
 _DOMINATES = 0.75
 """Share of the allocated bytes from which one layer is named."""
@@ -22,6 +23,8 @@ _LITTLE = 0.05
 """Share of the allocated bytes from which the weights of models that are not trained are named."""
 _WORTH = 0.01
 """Share of the allocated bytes below which what a change concerns is not worth it, if another change concerns more."""
+_MUCH_LARGER = 4
+"""Times the largest request of the same call before, from which a request is said to be large."""
 _WAITING = 0.5
 """Share of the allocated bytes from which inputs that wait on the GPU are named."""
 
@@ -39,7 +42,7 @@ def of_need(tape: Tape, evidence: Evidence | None) -> list[Suggestion]:
     layer = _dominating(tape, rows, sizes)
     longer = concatenated.again(tape)
     of_concatenation = [longer] if longer is not None else concatenated.at_last(tape, rows, evidence)
-    result[:0] = filter(None, (_waiting_inputs(tape, rows, sizes), layer))
+    result[:0] = filter(None, (_larger_than_before(tape), _waiting_inputs(tape, rows, sizes), layer))
     of_batch = _of_batch(tape, rows)
     smaller = (
         _PARTS_OF_DATA if _computes_only(tape) else _RESULTS if _evaluates(tape, rows) else _smaller_batch(tape, rows)
@@ -138,7 +141,7 @@ def _less_of_model(tape: Tape, rows: Rows, state: State) -> Suggestion | None:
         # An optimizer has made a step without state, as SGD without momentum does.
         state = State.NONE
     if state is State.KEPT:
-        text = "Use an optimizer with less state, such as SGD, Adafactor or 8-bit AdamW"
+        text = "Use an optimizer with less state, such as SGD, Adafactor or 8-bit Adam"
         code = "torch.optim.SGD(model.parameters(), lr=lr)"
         return Suggestion(f"{text}, or weights in 16 bits." if is_long else f"{text}.", code, 0, False)
     fewer = "train fewer of them: freeze layers, or add LoRA to them"
@@ -162,6 +165,18 @@ def _smaller_batch(tape: Tape, rows: Rows) -> Suggestion:
         ways.append("train in mixed precision")
     text = f"{', '.join(ways[:-1])}{',' * (len(ways) > 2)} or {ways[-1]}" if len(ways) > 1 else ways[0]
     return Suggestion(f"{text[0].upper()}{text[1:]}.", "", 0, False)
+
+
+def _larger_than_before(tape: Tape) -> Suggestion | None:
+    """Return the suggestion for a request that is much larger than those of the same call before it."""
+    before = largest_before(tape)
+    if before is None or int(tape.size[-1]) < _MUCH_LARGER * before:
+        return None
+    text = (
+        "Go through data of this size in parts, or on the CPU, or leave them out: earlier rounds asked for at most "
+        f"{size_text(before)} here."
+    )
+    return Suggestion(text, "", int(tape.size[-1]) - before, False)
 
 
 def _waiting_inputs(tape: Tape, rows: Rows, sizes: Rows) -> Suggestion | None:
@@ -252,9 +267,8 @@ def _foreach(tape: Tape, rows: Rows) -> Suggestion | None:
         return None
     text = "Update one weight after the other: the temporaries of the foreach update take as much as all weights."
     size = int(block_bytes(tape)[chosen].sum())
-    return Suggestion(
-        text, "optimizer = torch.optim.AdamW(..., foreach=False)", size, fits_without(tape, chosen.tolist())
-    )
+    code = 'for group in optimizer.param_groups:\n    group["foreach"] = False  # or in its constructor: foreach=False'
+    return Suggestion(text, code, size, fits_without(tape, chosen.tolist()))
 
 
 def _dominating(tape: Tape, rows: Rows, sizes: Rows) -> Suggestion | None:

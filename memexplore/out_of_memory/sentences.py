@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from memexplore.analysis.budget import limit_text, short_name
 from memexplore.analysis.places import place
 from memexplore.out_of_memory.cause import Cause
+from memexplore.out_of_memory.counterfactual import largest_before
 from memexplore.out_of_memory.held_types import HeldGroup, WhyHeld
 from memexplore.out_of_memory.processes import MOST_PROCESSES, named_processes
 from memexplore.tape import Phase
@@ -100,6 +101,9 @@ def _too_much(post_mortem: PostMortem) -> str:
     room = "the GPU" if post_mortem.memory.limit is None else "what this process may use"
     holds = f"{' and '.join(shares)} fill {room}" if shares else f"the request is larger than {room}"
     unlimited = "; without the limit the request fits (replayed)" if post_mortem.fits_without_limit else ""
+    before = largest_before(post_mortem.tape)
+    if before is not None and request.size >= 2 * before:
+        unlimited += f". Before, the same call asked for at most {size_text(before)}"
     free = post_mortem.memory.usable
     if post_mortem.missing and post_mortem.state_to_come > free:
         return (
@@ -119,7 +123,7 @@ def _fragmentation(post_mortem: PostMortem) -> str:
 def _leak(post_mortem: PostMortem) -> str:
     group = post_mortem.held[0]
     by_step = post_mortem.growth or group.what is WhyHeld.LONG_GRAPH
-    growth = f"by {size_text(post_mortem.growth or group.each)} {'a step' if by_step else 'with each call'}"
+    growth = f"by {size_text(post_mortem.growth or group.each)} {_each(post_mortem) if by_step else 'with each call'}"
     if group.what is WhyHeld.LONG_GRAPH:
         return (
             f"the graph of this step reaches back over earlier ones, keeps {size_text(group.size)} and grows {growth}"
@@ -129,6 +133,10 @@ def _leak(post_mortem: PostMortem) -> str:
         keep, grow = ("keep", "grow") if several else ("keeps", "grows")
         return f"`{names}` {keep} {size_text(group.size)} of {group.blocks} calls, and {grow} {growth}"
     return f"memory grows {growth}, allocated at {place(group.line).text}" if group.line else f"memory grows {growth}"
+
+
+def _each(post_mortem: PostMortem) -> str:
+    return "an iteration" if post_mortem.period == "iteration" else "a step"
 
 
 def _held(post_mortem: PostMortem) -> str:
@@ -166,6 +174,8 @@ _REASONS = {
     WhyHeld.OLD_VALUE: "{size} are in `{holder}`, which no later line reads",
     WhyHeld.OUTPUT: "{size} are in the notebook's output `{holder}`",
     WhyHeld.LAST_ERROR: "{size} are held by the frames of an earlier error (`{holder}`)",
+    WhyHeld.CYCLE: "{size} are in objects that only refer to each other ({holder})",
+    WhyHeld.LIBRARY: "{size} are in `{holder}`, which no running function names",
     WhyHeld.OTHER_CELL: "{size} are in `{holder}` of another cell",
 }
 
@@ -174,7 +184,8 @@ def _held_text(group: HeldGroup) -> str:
     reason = _REASONS[group.what]
     if not group.holder:
         reason = reason.replace("`{holder}`", "weights" if group.what is WhyHeld.NO_UPDATE else "a variable")
-    return reason.format(size=size_text(group.size), holder=group.holder.replace(", ", "`, `"))
+    between = ", " if group.what is WhyHeld.CYCLE else "`, `"
+    return reason.format(size=size_text(group.size), holder=group.holder.replace(", ", between))
 
 
 def _another_process(post_mortem: PostMortem) -> str:

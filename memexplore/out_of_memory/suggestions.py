@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memexplore.analysis.budget import is_limited_by_settings, limit_setter
 from memexplore.analysis.curves import block_bytes
+from memexplore.out_of_memory import concatenated
 from memexplore.out_of_memory.cause import Cause, Finding
 from memexplore.out_of_memory.counterfactual import alive
 from memexplore.out_of_memory.evidence_types import Evidence
@@ -30,6 +31,8 @@ def suggestions(tape: Tape, finding: Finding, evidence: Evidence | None) -> tupl
     least = _LITTLE * block_bytes(tape)[alive(tape)].sum()
     groups = [group for number, group in enumerate(finding.held) if group.size >= least or (cures and not number)]
     result += [_of_group(tape, group)._replace(fits=cures and group.rows == finding.held[0].rows) for group in groups]
+    if finding.cause is Cause.LEAK and (longer := concatenated.again(tape)) is not None:
+        result.insert(0, longer)
     if finding.cause is Cause.TOO_MUCH:
         result = [*of_need(tape, evidence), *result]
         if finding.fits_expandable:
@@ -125,6 +128,12 @@ def _of_group(tape: Tape, group: HeldGroup) -> Suggestion:
             "%memoom free --out",
         ),
         WhyHeld.LAST_ERROR: ("Free what the frames of the earlier error hold.", "%memoom free"),
+        WhyHeld.CYCLE: (
+            f"Break the reference cycle ({group.holder}), or collect it when a round ends: what only refers to itself "
+            "waits for the garbage collector.",
+            "import gc; gc.collect()",
+        ),
+        WhyHeld.LIBRARY: (f"Empty `{names}`, or let what fills it empty it: no running function names it.", ""),
         WhyHeld.OTHER_CELL: _of_other_cell(tape, group, names),
     }[group.what]
     return Suggestion(text, code, group.size, False)
@@ -163,7 +172,10 @@ def _of_idle(group: HeldGroup, names: str) -> tuple[str, str]:
 def _of_growing(group: HeldGroup) -> tuple[str, str]:
     name = group.holder.replace(", ", "`, `")
     if not name:
-        return "Keep no tensors from step to step: store numbers (`.item()`), or copies without a graph on the CPU.", ""
+        return (
+            "Keep nothing of earlier steps or calls on the GPU: move it to the CPU (`.cpu()`), or let go of it.",
+            "",
+        )
     keep = "keep" if ", " in name else "keeps"
     return (
         f"`{name}` {keep} tensors of every step: keep numbers (`.item()`), or copies without a graph on the CPU.",

@@ -13,6 +13,7 @@ import numpy as np
 from memexplore.analysis.curves import by_category, curve
 from memexplore.analysis.growth import leak
 from memexplore.analysis.location import where
+from memexplore.analysis.periods import periods
 from memexplore.analysis.picture import picture
 from memexplore.analysis.verdict import failed_request
 from memexplore.out_of_memory.cause import Cause, Finding, finding
@@ -82,10 +83,12 @@ class PostMortem:
     """Variables that keep memory which the failing call does not reach, the most bytes first."""
     suggestions: tuple[Suggestion, ...]
     growth: int
-    """Bytes that memory grows a step; 0 without growth."""
+    """Bytes that memory grows from period to period; 0 without growth."""
     others: int
     """Bytes of other processes, as far as known."""
     processes: tuple[tuple[int, int], ...] = ()
+    period: str = "step"
+    """What a period is: "step", or "iteration" of a loop without steps."""
     by_category: tuple[tuple[str, int], ...] = ()
     """Allocated bytes by category, the most first."""
     fits_expandable: bool = False
@@ -125,8 +128,8 @@ class PostMortem:
         """Return the post-mortem as plain values, `post_mortem` in ``memexplore run --json``; sizes in bytes.
 
         Keys `cause`, `sentences`, `request`, `memory`, `missing`, `by_category`, `held` (without its rows), `holders`,
-        `suggestions`, `growth_per_step`, `other_processes`, `fits_with_expandable_segments`, `fits_without_limit`,
-        `complete` and `search_error`.
+        `suggestions`, `growth_per_period`, `period`, `other_processes`, `fits_with_expandable_segments`,
+        `fits_without_limit`, `complete` and `search_error`.
         """
         return {
             "cause": self.cause.value,
@@ -141,7 +144,8 @@ class PostMortem:
                 for holder in self.holders
             ],
             "suggestions": [suggestion._asdict() for suggestion in self.suggestions],
-            "growth_per_step": self.growth,
+            "growth_per_period": self.growth,
+            "period": self.period,
             "other_processes": self.others,
             "fits_with_expandable_segments": self.fits_expandable,
             "fits_without_limit": self.fits_without_limit,
@@ -182,7 +186,8 @@ def of_tape(tape: Tape, evidence: Evidence | None = None) -> PostMortem | None:
         held=result.held,
         holders=evidence.holders if evidence is not None else (),
         suggestions=suggestions(part, result, evidence),
-        growth=grows.bytes_per_step if grows is not None else 0,
+        growth=grows.bytes_per_period if grows is not None else 0,
+        period=periods(part).unit,
         others=result.others,
         processes=result.processes,
         by_category=_shares(part, len(part) - 1),

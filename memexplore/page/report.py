@@ -10,6 +10,7 @@ from plotly.offline import get_plotlyjs
 from memexplore.analysis.addresses import fragmentation_text, has_segments
 from memexplore.analysis.curves import peak
 from memexplore.analysis.growth import growth_text
+from memexplore.analysis.periods import periods
 from memexplore.analysis.picture import picture
 from memexplore.analysis.placements import placement_note
 from memexplore.analysis.rank import nccl_text, rank_text
@@ -164,7 +165,7 @@ def _growth(tape: Tape) -> list[str]:
     if not text:
         return []
     return [
-        "<h2>Growth from step to step</h2>",
+        f"<h2>Growth from {periods(tape).unit} to {periods(tape).unit}</h2>",
         f'<p class="note">{escape(text)}</p>',
         f'<div class="wide">{growth_table(tape)}</div>',
     ]

@@ -40,7 +40,7 @@ def test_growth_is_that_of_the_requests() -> None:
     found = growth.leak(simulate(run))
     # Each block is 20 MiB: half a MiB is too little to be split off.
     assert found is not None
-    assert found.bytes_per_step == 39 * MIB // 2
+    assert found.bytes_per_period == 39 * MIB // 2
 
 
 def test_growth_ignores_an_unfinished_step() -> None:
@@ -110,14 +110,14 @@ def test_leak_has_its_bytes_a_step_its_line_and_the_step_in_which_the_device_is_
     found = growth.leak(tape)
     assert found is not None
     # After four steps 1 + 4 * 16 = 65 MiB are used and 14 GiB are left: 14 * 1024 / 16 = 896 steps more, 900 in all
-    assert (found.bytes_per_step, found.full_at) == (16 * MIB, 4 + 896)
+    assert (found.bytes_per_period, found.full_at) == (16 * MIB, 4 + 896)
     assert tape.stacks[tape.stack[found.row]][1].line == 9
 
 
 def test_growth_of_a_tape_without_capacity_has_no_last_step() -> None:
     found = growth.leak(leaking_tape(4))
     assert found is not None
-    assert (found.bytes_per_step, found.full_at) == (100, None)
+    assert (found.bytes_per_period, found.full_at) == (100, None)
 
 
 def test_training_does_not_leak() -> None:
@@ -160,14 +160,14 @@ def test_one_off_growth_does_not_change_the_rate_of_a_leak_from_the_same_line() 
     found = growth.leak(program_of(20, work))
     # Of the 19 * 18 / 2 = 171 pairs of steps from 2 to 20, 5 * 14 = 70 have step 7 between them: less than half.
     assert found is not None
-    assert found.bytes_per_step == MIB
+    assert found.bytes_per_period == MIB
 
 
 def test_leak_of_every_tenth_step_has_its_mean_rate() -> None:
     found = growth.leak(program_of(60, lambda program, step: step % 10 == 0 and leaked(program, 10 * MIB)))
     assert found is not None
     # 10 MiB in 10 steps; the median of a staircase is its mean up to the ends
-    assert abs(found.bytes_per_step - MIB) < 0.1 * MIB
+    assert abs(found.bytes_per_period - MIB) < 0.1 * MIB
 
 
 def test_leak_is_found_beside_batches_of_any_size() -> None:
@@ -181,7 +181,7 @@ def test_leak_is_found_beside_batches_of_any_size() -> None:
 
     found = growth.leak(program_of(30, work))
     assert found is not None
-    assert found.bytes_per_step == MIB
+    assert found.bytes_per_period == MIB
 
 
 def test_tensor_that_grows_by_concatenation_leaks() -> None:
@@ -194,7 +194,7 @@ def test_tensor_that_grows_by_concatenation_leaks() -> None:
 
     found = growth.leak(program_of(10, work))
     assert found is not None
-    assert found.bytes_per_step == MIB
+    assert found.bytes_per_period == MIB
 
 
 def test_leak_whose_tensors_change_their_category_is_found() -> None:
@@ -209,7 +209,7 @@ def test_leak_whose_tensors_change_their_category_is_found() -> None:
 
     found = growth.leak(program_of(10, work))
     assert found is not None
-    assert found.bytes_per_step == MIB
+    assert found.bytes_per_period == MIB
 
 
 def test_leak_is_found_although_the_end_of_the_program_frees_it() -> None:
@@ -222,7 +222,7 @@ def test_leak_is_found_although_the_end_of_the_program_frees_it() -> None:
 
     found = growth.leak(program_of(6, work))
     assert found is not None
-    assert found.bytes_per_step == 16 * MIB
+    assert found.bytes_per_period == 16 * MIB
 
 
 def test_three_finished_steps_are_too_few() -> None:
@@ -244,13 +244,13 @@ def test_leak_of_a_run_out_of_memory_is_never_full_later() -> None:
 
     found = growth.leak(program_of(8, work, capacity=8 * GIB))
     assert found is not None
-    assert (found.bytes_per_step, found.full_at) == (GIB, None)
+    assert (found.bytes_per_period, found.full_at) == (GIB, None)
 
 
 def test_more_than_a_hundred_steps_are_compared_by_steps_not_by_samples() -> None:
     found = growth.leak(program_of(250, lambda program, _: leaked(program, 3 * MIB)))
     assert found is not None
-    assert found.bytes_per_step == 3 * MIB
+    assert found.bytes_per_period == 3 * MIB
 
 
 @given(st.lists(st.integers(0, 40), min_size=4, max_size=30), st.integers(1, 20))
@@ -261,7 +261,7 @@ def test_any_leak_of_equal_size_is_found_whatever_lives_in_one_step(sizes: list[
 
     found = growth.leak(program_of(len(sizes), work))
     assert found is not None
-    assert found.bytes_per_step == leak * MIB
+    assert found.bytes_per_period == leak * MIB
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=30))

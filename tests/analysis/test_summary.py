@@ -335,4 +335,9 @@ def test_summary_of_an_oom():
 def test_summary_has_the_growth_and_its_line():
     # 100 bytes from line 9 stay in every step; a CPU is never full
     grown = summary.summary(leaking_tape(4))["growth"]
-    assert (grown["bytes_per_step"], grown["full_at_step"], grown["line"]) == (100, None, "train.py:9")
+    assert (grown["period"], grown["bytes_per_period"], grown["full_at"], grown["line"]) == (
+        "step",
+        100,
+        None,
+        "train.py:9",
+    )

@@ -169,9 +169,9 @@ def test_the_graphs_behind_the_outputs_that_a_hook_keeps_are_counted_too() -> No
     source = LEAKS["a closure of a forward hook"].source.replace("model[1]", "model[-1]")
     found = post_mortem(source.replace(".backward()", ".backward(retain_graph=True)"), "220MiB")
     assert found.cause is Cause.LEAK, found.text
-    # A graph keeps the 4 results of the layers, each of 1024 × 1024 numbers; inputs are not counted.
+    # A graph keeps the input and the 4 results of the layers, each of 1024 × 1024 numbers.
     first = found.held[0]
-    assert first.size == first.blocks * 4 * (4 << 20), found.text
+    assert first.size == first.blocks * 5 * (4 << 20), found.text
 
 
 def test_copies_of_all_weights_are_counted_as_copies() -> None:
@@ -298,3 +298,66 @@ for _ in range(40):
     # The sum alone keeps the graphs.
     assert [group.holder for group in post_mortem(one, "220MiB").held if group.what is WhyHeld.GROWS] == ["total"]
     assert run(one.replace("total + loss", "total + loss.item()"), "220MiB")[1] is None
+
+
+# --- loops without steps ---------------------------------------------------------------------------------------------
+
+
+def test_two_lists_of_a_metric_are_counted_in_full() -> None:
+    found = post_mortem(
+        """
+class Metric:
+    def __init__(self):
+        self.preds, self.target = [], []
+
+    def update(self, preds, target):
+        self.preds.append(preds)
+        self.target.append(target)
+
+model, metric = nn.Linear(1024, 1024).cuda(), Metric()
+with torch.no_grad():
+    for _ in range(100):
+        batch, target = torch.zeros(1024, 1024, device="cuda"), torch.ones(1024, 1024, device="cuda")
+        metric.update(model(batch), target)
+""",
+        "256MiB",
+    )
+    assert found.cause is Cause.LEAK, found.text
+    # Each iteration keeps two tensors of 1024 x 1024 numbers.
+    first = found.held[0]
+    assert (first.holder, found.growth, found.period) == ("metric", 8 << 20, "iteration")
+    assert first.size > 0.8 * found.memory.allocated
+    assert "grows by 8.00 MiB an iteration" in found.sentences[-1]
+
+
+def test_a_state_that_is_not_detached_is_a_long_graph_although_no_optimizer_ends_a_step() -> None:
+    found = post_mortem(
+        """
+cell = nn.GRUCell(1024, 1024).cuda()
+state = torch.zeros(64, 1024, device="cuda")
+for _ in range(200):
+    state = cell(torch.zeros(64, 1024, device="cuda"), state)
+    state.sum().backward(retain_graph=True)
+    with torch.no_grad():
+        for weight in cell.parameters():
+            weight.data.add_(weight.grad, alpha=-0.1)
+""",
+        "200MiB",
+    )
+    assert found.cause is Cause.LEAK, found.text
+    assert found.held[0].what is WhyHeld.LONG_GRAPH, found.text
+    assert "detach()" in found.suggestions[0].code
+
+
+def test_an_evaluation_is_not_suggested_to_a_loop_that_goes_backward() -> None:
+    found = post_mortem(
+        f"""{MLP}
+model, kept = mlp().eval(), []
+model[1].register_forward_hook(lambda module, given, result: kept.append(result))
+for _ in range(100):
+    model(torch.zeros(1024, 1024, device="cuda")).sum().backward()
+""",
+        "256MiB",
+    )
+    assert found.cause is Cause.LEAK, found.text
+    assert not any("no backward pass follows" in suggestion.text for suggestion in found.suggestions)

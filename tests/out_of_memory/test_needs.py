@@ -279,3 +279,20 @@ for _ in range(20):
         "200MiB",
     )
     assert found.cause is Cause.TOO_MUCH, found.sentences
+
+
+def test_a_request_is_compared_with_those_of_earlier_iterations() -> None:
+    found = post_mortem(
+        """
+model = nn.Linear(1024, 1024).cuda()
+for boxes in (16, 32, 16, 32, 4096):
+    anchors = model(torch.zeros(1024, 1024, device="cuda"))
+    distances = torch.zeros(boxes, 1, 1024, device="cuda") + anchors[:64]
+    distances.sum().backward()
+""",
+        "512MiB",
+    )
+    assert found.cause is Cause.TOO_MUCH, found.text
+    # 32 x 64 x 1024 float32 numbers.
+    assert "Before, the same call asked for at most 8.00 MiB" in found.sentences[-1]
+    assert "earlier rounds asked for at most 8.00 MiB here" in found.suggestions[0].text

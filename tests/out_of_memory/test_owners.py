@@ -1,0 +1,92 @@
+"""Memory that no variable of the program reaches: reference cycles, and global variables of libraries."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+import types
+
+import pytest
+
+from memexplore.out_of_memory.cause import Cause
+from memexplore.out_of_memory.held_types import WhyHeld
+from memexplore.out_of_memory.owners import owners
+from tests.out_of_memory.cells import post_mortem
+
+MIB = 1 << 20
+
+TRAINER = """
+class Trainer:
+    def __init__(self):
+        self.model = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(4)]).cuda()
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self.rate)
+
+    def rate(self, step):
+        return 1.0
+
+    def fit(self):
+        self.model(torch.zeros(8, 1024, device="cuda")).sum().backward()
+        self.optimizer.step()
+"""
+
+
+@pytest.fixture
+def without_collector():
+    """A garbage collector that is off: when it runs by itself depends on everything that the process did before."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("without_collector")
+def test_models_of_earlier_rounds_in_reference_cycles_are_named() -> None:
+    found = post_mortem(f"{TRAINER}\nfor fold in range(9):\n    Trainer().fit()\n", "300MiB")
+    assert found.cause is Cause.HELD, found.text
+    first = found.held[0]
+    # A fold has 4 x 4 MiB of weights, the same of gradients, and twice of Adam's state.
+    folds = first.size // (4 * 16 * MIB)
+    assert (first.what, first.size) == (WhyHeld.CYCLE, folds * 4 * 16 * MIB)
+    assert folds >= 3
+    assert "in objects that only refer to each other (Trainer)" in found.sentences[-1]
+    assert found.suggestions[0].code == "import gc; gc.collect()"
+    assert found.suggestions[0].fits
+
+
+@pytest.mark.usefixtures("without_collector")
+def test_following_the_suggestion_lets_the_program_run_to_its_end() -> None:
+    source = f"{TRAINER}\nfor fold in range(9):\n    Trainer().fit()\n    import gc; gc.collect()\n"
+    with pytest.raises(AssertionError):
+        post_mortem(source, "300MiB")
+
+
+def test_a_global_variable_of_a_library_is_named(monkeypatch) -> None:
+    library = types.ModuleType("some_library")
+    exec("_cache = {}\ndef keep(key, value):\n    _cache[key] = value\n", vars(library))
+    monkeypatch.setitem(sys.modules, "some_library", library)
+    found = post_mortem(
+        """
+import some_library
+layer = nn.Linear(1024, 1024).cuda()
+with torch.no_grad():
+    some_library.keep("first", [torch.zeros(16, 1024, 1024, device="cuda") for _ in range(4)])
+    del some_library
+    torch.zeros(64, 1024, 1024, device="cuda")
+""",
+        "450MiB",
+    )
+    assert found.cause is Cause.HELD, found.text
+    assert (found.held[0].what, found.held[0].holder, found.held[0].size) == (
+        WhyHeld.LIBRARY,
+        "some_library._cache",
+        4 * 64 * MIB,
+    )
+    assert "`some_library._cache`" in found.suggestions[0].text
+
+
+def test_a_search_that_takes_too_long_names_nobody(without_collector) -> None:
+    found = post_mortem(f"{TRAINER}\nfor fold in range(9):\n    Trainer().fit()\n", "300MiB")
+    assert found.complete
+    assert owners((), time.thread_time() - 1) == []
