@@ -79,6 +79,26 @@ def test_cudnn_takes_lengths_as_int32_tensors_on_the_gpu():
     lengths = (numbers(values, device="cuda") for values in (FULL, TARGETS))
     requests, tape = run(joined(torch.int32, "cuda"), *lengths)
     assert sizes_of(requests, "_cudnn_ctc_loss") == [LOG_PROBS, 4 * BATCH]
+    assert not any(note.startswith("assumed") for note in tape.meta.notes)
+
+
+def test_known_lengths_on_the_gpu_are_those_of_the_program():
+    # As transformers gives them: the labels of all samples in a row, and how many each has.
+    outputs = [1, 3, 12, 24]
+    with torch.backends.cudnn.flags(enabled=False):
+        requests, tape = run(joined(torch.int64, "cuda"), numbers(FULL, device="cuda"), numbers(outputs, device="cuda"))
+    assert BATCH * STEPS * (2 * 24 + 1) * 4 in sizes_of(requests, "_ctc_loss")
+    assert not any(note.startswith("assumed") for note in tape.meta.notes)
+
+
+def test_unknown_lengths_of_targets_in_a_row_are_together_as_long_as_the_targets():
+    def unknown():
+        return torch.empty(BATCH, dtype=torch.int64, device="cuda")
+
+    total = BATCH * LENGTH + 3
+    with torch.backends.cudnn.flags(enabled=False):
+        requests, tape = run(lambda: torch.ones(total, dtype=torch.int64, device="cuda"), unknown, unknown)
+    assert BATCH * STEPS * (2 * (LENGTH + 1) + 1) * 4 in sizes_of(requests, "_ctc_loss")
     assert any(note.startswith("assumed: the lengths in ctc_loss") for note in tape.meta.notes)
 
 

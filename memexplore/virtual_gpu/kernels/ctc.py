@@ -16,7 +16,7 @@ from memexplore.torch_internals.dispatch import schema_of
 from memexplore.virtual_gpu.kernels.plan import OpRunner, Output, Plan, Requests, Scratch, nbytes, new
 from memexplore.virtual_gpu.kernels.table import Kind, rule
 from memexplore.virtual_gpu.tensors.tensor import is_on_gpu, is_virtual
-from memexplore.virtual_gpu.values import notes, real_tensors
+from memexplore.virtual_gpu.values import known_values, notes, reading, real_tensors
 
 _aten = torch.ops.aten
 
@@ -26,23 +26,31 @@ _LONGEST = 255
 """Longest target that cuDNN takes."""
 
 
-def _lengths(lengths: Any, longest: int) -> list[int]:
-    """Return lengths as numbers: read if they are real, else the longest possible, noted as an assumption."""
+def _lengths(lengths: Any, together: int) -> list[int]:
+    """Return lengths as numbers: their values, or where these are unknown the longest possible, noted as an assumption.
+
+    `together` is the sum of the longest possible ones.
+    """
     if not isinstance(lengths, torch.Tensor):
         return list(lengths)
     if not is_virtual(lengths):
         return lengths.reshape(-1).tolist()
+    assumption = known_values.assumption(lengths)
+    is_made_up = assumption is not None and assumption.is_made_up
+    known = None if is_made_up else reading.read_known(lengths)
+    if known is not None:
+        return known.reshape(-1).tolist()
     notes.assume("the lengths in ctc_loss count as the longest possible")
-    return [longest] * lengths.numel()
+    count = lengths.numel()
+    return [(together + number) // count for number in reversed(range(count))]
 
 
 def _input_and_target_lengths(
     log_probs: torch.Tensor, targets: torch.Tensor, inputs: Any, outputs: Any
 ) -> tuple[list[int], list[int]]:
     """Return the lengths of inputs and targets; targets are rows of a matrix or concatenated."""
-    batch = log_probs.shape[1]
-    longest = targets.shape[1] if targets.dim() == 2 else targets.shape[0] // batch
-    return _lengths(inputs, log_probs.shape[0]), _lengths(outputs, longest)
+    steps, batch = log_probs.shape[:2]
+    return _lengths(inputs, steps * batch), _lengths(outputs, targets.numel())
 
 
 def uses_cudnn(log_probs: torch.Tensor, targets: torch.Tensor, inputs: Any, outputs: Any, blank: int) -> bool:
