@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import sys
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import memexplore as mx
@@ -108,3 +111,45 @@ def test_workers_of_a_data_loader_are_not_reported(method):
 
     tape = mx.simulate(program, gpu="T4")
     assert (tape.meta.unmeasured, verdict(tape)) == ("", Verdict.FITS)
+
+
+@forks
+def test_workers_put_batches_together_of_features_that_came_from_the_gpu():
+    def program() -> None:
+        features = torch.nn.Linear(3, 5).cuda()(torch.ones(4, 3, device="cuda")).detach().cpu()
+        loader = DataLoader(TensorDataset(features), 2, num_workers=1, multiprocessing_context="fork")
+        batches = [batch for (batch,) in loader]
+        assert [(batch.shape, batch.device.type) for batch in batches] == [((2, 5), "cpu")] * 2
+
+    assert verdict(mx.simulate(program, gpu="T4")) is Verdict.FITS
+
+
+def _sent(value: Any) -> Any:
+    return ForkingPickler.loads(ForkingPickler.dumps(value))
+
+
+def test_a_queue_or_a_pipe_sends_virtual_tensors_without_their_memory():
+    with mx.virtual("T4"):
+        scores = torch.empty(4, 3, device="cuda").relu()
+        for tensor in (scores, scores.t(), scores.cpu(), nn.Parameter(scores)):
+            sent = _sent(tensor)
+            assert type(sent) is type(tensor)
+            assert (sent.shape, sent.stride(), sent.device) == (tensor.shape, tensor.stride(), tensor.device)
+            assert sent.requires_grad == tensor.requires_grad
+        assert _sent(torch.arange(3, device="cuda")).tolist() == [0, 1, 2]
+        with pytest.raises(RuntimeError, match="refusing to serialize non-leaf tensor"):
+            _sent(nn.Parameter(scores) + 1)
+    assert ForkingPickler(io.BytesIO()).dispatch_table[torch.Tensor] is reduce_tensor
+
+
+def test_a_spawned_child_that_gets_a_tensor_of_the_gpu_is_reported():
+    def program() -> None:
+        process = multiprocessing.get_context("spawn").Process(target=abs, args=(torch.empty(4, device="cuda").relu(),))
+        process.start()
+        process.join()
+
+    with pytest.warns(UserWarning, match="Not all was measured"):
+        tape = mx.simulate(program, gpu="T4")
+    assert tape.meta.unmeasured.startswith(
+        "1 child process ran without the virtual GPU (exit status 1), and its memory was not measured: "
+    )

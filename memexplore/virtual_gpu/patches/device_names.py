@@ -179,7 +179,7 @@ def _new_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _new(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`Tensor.new` with sizes, data or a tensor, of which it makes an alias (legacy_tensor_new in C++)."""
+    """`Tensor.new` with sizes, data, a storage or a tensor, of which it makes an alias (legacy_tensor_new in C++)."""
     tensor, *rest = args
     if len(rest) == 3 and isinstance(rest[0], torch.Tensor):
         # `new` of a sparse tensor, as SparseAdam of torch 2.11 calls it.
@@ -191,6 +191,9 @@ def _new(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return first.detach()
     if isinstance(first, list | tuple) and not isinstance(first, torch.Size):
         return _new_tensor((tensor, first), {})
+    if isinstance(first, torch.TypedStorage):
+        # Shared memory, in which a worker of a DataLoader puts a batch together.
+        return tensor.new_empty(real_tensors.empty(0, dtype=tensor.dtype).set_(first).numel())
     return tensor.new_empty(first if isinstance(first, torch.Size) else rest or [0])
 
 

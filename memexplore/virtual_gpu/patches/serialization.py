@@ -1,13 +1,18 @@
-"""Save and load virtual tensors by `torch.save` and `torch.load`: a file keeps shapes and known values."""
+"""Save and load virtual tensors by `torch.save` and `torch.load`: a file keeps shapes and known values.
+
+So does what a queue, a pipe or the start of a process pickles: a virtual tensor has no memory that could be shared.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from functools import partial
+from multiprocessing.reduction import register
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import reduce_tensor
 
 from memexplore.torch_internals.modules import apply_of
 from memexplore.torch_internals.tensors import storage_key
@@ -22,7 +27,7 @@ from memexplore.virtual_gpu.tensors.saved import (
     saved_on_a_virtual_gpu_without_values,
     saved_values,
 )
-from memexplore.virtual_gpu.tensors.tensor import META
+from memexplore.virtual_gpu.tensors.tensor import META, is_virtual
 
 _restore_location = torch.serialization.default_restore_location
 
@@ -144,8 +149,17 @@ def load_function(original: Callable[..., Any]) -> Callable[..., Any]:
     return load
 
 
+def _reduced(tensor: torch.Tensor) -> Any:
+    """Return what another process makes a tensor of; torch refuses results of autograd."""
+    can_be_sent = tensor.is_leaf or not tensor.requires_grad
+    return tensor.__reduce_ex__(2) if is_virtual(tensor) and can_be_sent else reduce_tensor(tensor)
+
+
 def patches() -> list[Patch]:
-    """Return patches that let `torch.load(weights_only=True)` read virtual tensors; `torch.load` is not among them."""
+    """Return patches that let other processes and `torch.load(weights_only=True)` read virtual tensors.
+
+    `torch.load` is not among them.
+    """
     # `float` and `int`: a virtual number is pickled as one.
     needed = (SavedStorage, saved_on_a_virtual_gpu_without_values, saved_on_a_virtual_gpu_with_values, float, int)
     safe = [entry for entry in needed if entry not in torch.serialization.get_safe_globals()]
@@ -155,6 +169,10 @@ def patches() -> list[Patch]:
         Call(
             partial(torch.serialization.add_safe_globals, safe),  # type: ignore[arg-type]
             partial(allowed.__exit__, None, None, None),
+        ),
+        *(
+            Call(partial(register, kind, _reduced), partial(register, kind, reduce_tensor))
+            for kind in (torch.Tensor, torch.nn.Parameter)
         ),
         Call(unmake=map_locations.clear),
         Call(unmake=saved_values.clear),

@@ -132,8 +132,8 @@ def saved_on_a_virtual_gpu_without_values(
     """Unpickle a virtual tensor. Raises ValueError where no virtual GPU is on."""
     if DeviceState.gpu_name is None:
         raise ValueError(
-            f"this file holds a tensor of shape {shape} that was saved on a virtual GPU and has no values; it can be "
-            "loaded on a virtual GPU only"
+            f"a tensor of shape {shape} was saved on a virtual GPU and has no values; it can be loaded on a virtual "
+            "GPU only, which spawned processes do not have"
         )
     return saved_on_a_virtual_gpu_with_values(storage, offset, shape, *layout)
 
