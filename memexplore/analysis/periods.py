@@ -71,6 +71,8 @@ def _step_ends(tape: Tape) -> list[int]:
         phases = [set(np.unique(tape.phase[tape.step == tape.step[row]]).tolist()) for row in ends[-2:]]
         if phases[0] - phases[1] or np.any(tape.action[ends[-2] :] == Action.OOM):
             ends.pop()
+    elif np.any(tape.action == Action.OOM):
+        return []
     if len(ends) > 1 and _frees_most(tape, ends[-2], ends[-1]):
         ends.pop()
     return ends

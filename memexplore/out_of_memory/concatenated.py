@@ -23,6 +23,12 @@ OF_LAYER = (
 )
 
 
+def joins_results(tape: Tape) -> bool:
+    """Return whether the failing call concatenates outside of any layer."""
+    last = len(tape) - 1
+    return tape.op[last] >= 0 and tape.ops[tape.op[last]] in _CONCATENATE and tape.module[last] < 0
+
+
 def again(tape: Tape) -> Suggestion | None:
     """Return the suggestion for a result that is concatenated again with each call, and so is there twice."""
     last = len(tape) - 1

@@ -14,6 +14,7 @@ from memexplore.analysis.curves import Rows
 from memexplore.analysis.growth import leak
 from memexplore.analysis.location import where
 from memexplore.analysis.periods import periods
+from memexplore.out_of_memory import concatenated
 from memexplore.out_of_memory.counterfactual import alive, bytes_of
 from memexplore.out_of_memory.evidence_types import Evidence, Holder, VariableUse
 from memexplore.out_of_memory.held_types import HeldGroup, WhyHeld
@@ -144,7 +145,19 @@ def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) 
             reason = WhyHeld.EARLIER_GRAPH
         graph = _group(tape, reason, holder.name, computed)
         return graph._replace(is_container=holder.is_container) if graph is not None else None
-    return _group(tape, WhyHeld.OLD_VALUE, holder.name, rows) if holder.use is VariableUse.DEAD else None
+    if holder.use is not VariableUse.DEAD:
+        return None
+    in_use = _weights_in_use(tape)
+    return _group(tape, WhyHeld.OLD_VALUE, holder.name, [row for row in rows if row not in in_use])
+
+
+def _weights_in_use(tape: Tape) -> frozenset[int]:
+    """Return the weights of the layers that were called in this period: those of a model in use are no old values."""
+    ends = periods(tape).ends
+    of_period = slice(ends[-1] + 1 if ends else 0, None)
+    called = np.unique(tape.module[of_period][tape.phase[of_period] == Phase.FORWARD])
+    is_weight = np.isin(tape.category, (Category.PARAMETER, Category.BUFFER)) & np.isin(tape.module, called)
+    return frozenset(np.flatnonzero(is_weight & (tape.module >= 0)).tolist())
 
 
 _BY_USE = {
@@ -427,9 +440,10 @@ def _is_share(tape: Tape, rows: set[int], of: HeldGroup | set[int]) -> bool:
 
 
 def _growing_by_period(tape: Tape) -> HeldGroup | None:
-    """Return what earlier periods have left at the places that grow, of all categories, while the loop runs."""
+    """Return what earlier periods have left at the places that grow, of all categories."""
     growth = leak(tape)
-    if growth is None or not periods(tape).runs:
+    # Results that are concatenated after their loop were kept for that.
+    if growth is None or (not periods(tape).runs and concatenated.joins_results(tape)):
         return None
     group = _group(tape, WhyHeld.GROWS, "", list(growth.kept))
     return group and group._replace(each=growth.bytes_per_period)
