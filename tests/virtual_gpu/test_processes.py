@@ -136,7 +136,6 @@ def test_a_queue_or_a_pipe_sends_virtual_tensors_without_their_memory():
             assert type(sent) is type(tensor)
             assert (sent.shape, sent.stride(), sent.device) == (tensor.shape, tensor.stride(), tensor.device)
             assert sent.requires_grad == tensor.requires_grad
-        assert _sent(torch.arange(3, device="cuda")).tolist() == [0, 1, 2]
         with pytest.raises(RuntimeError, match="refusing to serialize non-leaf tensor"):
             _sent(nn.Parameter(scores) + 1)
     assert ForkingPickler(io.BytesIO()).dispatch_table[torch.Tensor] is reduce_tensor
