@@ -134,6 +134,15 @@ def test_places_are_those_of_the_script(write):
     assert "train.py, line 14: " in places[-1]
 
 
+def test_lines_of_a_script_in_a_folder_named_torch_are_the_users(tmp_path):
+    (tmp_path / "torch").mkdir()
+    path = tmp_path / "torch" / "train.py"
+    path.write_text(FITTING)
+    done = memexplore("run", path, "--gpu", "T4", cwd=path.parent)
+    by_line = done.stdout.partition("By line of code:\n")[2].partition("\n\n")[0].splitlines()[1:]
+    assert {line.split()[-1].partition(":")[0] for line in by_line} == {"train.py"}
+
+
 def test_advice_is_not_for_a_script_that_fits_nor_with_live(write):
     done = memexplore("run", write(FITTING), "--gpu", "T4", "--advise", "--json")
     assert "what_fits" not in json.loads(done.stdout)

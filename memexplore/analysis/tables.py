@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import re
 import sysconfig
@@ -31,7 +32,8 @@ LAYER_CATEGORIES = (
 )
 
 # Tapes come from other machines too, so installed code is recognised by the form of its path.
-_INSTALLED = re.compile(r"(^|/)(site-packages|dist-packages)/|/lib/python3\.\d+/|(^|/)torch/|^<frozen ", re.IGNORECASE)
+_INSTALLED = re.compile(r"(^|/)(site-packages|dist-packages)/|/lib/python3\.\d+/|^<frozen ", re.IGNORECASE)
+_IN_TORCH = re.compile(r"(?:^|/)torch/(?P<part>\w+)", re.IGNORECASE)
 _NODE = re.compile(
     r"torch::autograd::(?:generated::|\(anonymous namespace\)::)?(?P<node>\w+?)(?:::apply\(|_apply_impl)"
 )
@@ -50,7 +52,21 @@ _HERE = tuple(
 def is_users(filename: str) -> bool:
     """Return whether a file is the user's code: neither installed nor C++."""
     path = filename.replace("\\", "/")
-    return not _NATIVE.search(path) and not _INSTALLED.search(path) and not path.startswith(_HERE)
+    installed = _INSTALLED.search(path) or path.startswith(_HERE) or _is_torchs(path)
+    return not installed and not _NATIVE.search(path)
+
+
+def _is_torchs(path: str) -> bool:
+    """Return whether a path is that of a file of torch built from source; a user's folder may be named torch, too."""
+    return any(match["part"].lower() in _parts_of_torch() for match in _IN_TORCH.finditer(path))
+
+
+@functools.cache
+def _parts_of_torch() -> frozenset[str]:
+    """Return the names of torch's own folders and modules, such as ``nn`` and ``_tensor``."""
+    spec = importlib.util.find_spec("torch")
+    folders = (spec.submodule_search_locations if spec else None) or []
+    return frozenset(name.partition(".")[0].lower() for folder in folders for name in os.listdir(folder))
 
 
 def is_native(filename: str) -> bool:

@@ -280,6 +280,12 @@ def test_user_line_skips_installed_code(installed):
     assert tables.user_line(stack) == "/home/me/train.py:12"
 
 
+@pytest.mark.parametrize("users", ["/home/me/3d_segmentation/torch/train.py", "torch/train.py", "/torch/main.py"])
+def test_a_folder_named_torch_can_be_the_users(users):
+    stack = (Frame("/env/site-packages/torch/_tensor.py", 1, "__torch_function__"), Frame(users, 12, "step"))
+    assert tables.user_line(stack) == f"{users}:12"
+
+
 def test_user_line_can_be_a_notebook_cell():
     stack = (Frame("/tmp/ipykernel_7/1234.py", 3, "<module>"), Frame("/home/me/train.py", 12, "step"))
     assert tables.user_line(stack) == "/tmp/ipykernel_7/1234.py:3"
