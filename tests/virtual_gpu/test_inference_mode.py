@@ -105,3 +105,54 @@ def test_a_cpu_tensor_is_moved_whatever_the_form_of_the_call(
             assert [str(tensor.device) for tensor in moved] == ["cuda:0"] * 5
             # 1024 x 256 numbers of 4 bytes each.
             assert torch.cuda.memory_allocated() - before == 5 * 1024 * 256 * 4
+
+
+def written_later(device: str) -> dict[str, tuple[bool, bool, int]]:
+    """Return what can be written to after inference mode: whether it is an inference tensor, and whether it can."""
+    model, moved = nn.BatchNorm1d(1024).to(device), nn.Linear(1024, 2)
+    x = torch.ones(1024, device=device)
+    with torch.inference_mode():
+        # As a validation in half precision does.
+        model.half()(torch.ones(2, 1024, device=device, dtype=torch.half))
+        model.float()
+        moved.to(device, torch.float64)
+        x.data = x.half()
+        y = torch.ones(1024, device=device)
+        tensors = {"detached inside": y.detach(), "detached from outside": torch.ones(2, device=device).detach()}
+    tensors |= {"detached": y.detach(), "data": y.data, "twice": y.detach().detach(), "view": y.detach().view(-1)}
+    tensors |= {"part": y[:2], "replaced": x, "replaced detached": x.detach(), "weight": moved.weight}
+    tensors |= {"buffer": model.running_mean} | model.state_dict(prefix="state.") | dict(model.named_parameters())
+    found = {}
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            try:
+                tensor *= 2
+                written = True
+            except RuntimeError:
+                written = False
+            found[name] = tensor.is_inference(), written, tensor.untyped_storage().nbytes()
+    return found
+
+
+def test_what_can_be_written_to_after_inference_mode_is_as_on_the_cpu() -> None:
+    expected = written_later("cpu")
+    with mx.virtual("T4"):
+        before = torch.cuda.memory_allocated()
+        found = written_later("cuda")
+        assert torch.cuda.memory_allocated() == before
+    assert found == expected
+    assert found["state.running_mean"][:2] == (True, True)
+
+
+def test_a_parameter_with_data_of_inference_mode_trains_as_on_the_cpu() -> None:
+    def run(device: str) -> tuple[bool, bool, bool]:
+        weight = nn.Parameter(torch.ones(4, device=device))
+        with torch.inference_mode():
+            weight.data = weight + 1
+        (weight * 2).sum().backward()
+        torch.optim.SGD([weight], lr=0.1).step()
+        return weight.is_inference(), weight.requires_grad, weight.grad is not None
+
+    with mx.virtual("T4"):
+        found = run("cuda")
+    assert found == run("cpu")

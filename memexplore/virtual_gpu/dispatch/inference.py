@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from memexplore.torch_internals.dispatch import disable_current_modes
 from memexplore.torch_internals.tensors import storage_key, untyped_storage
-from memexplore.virtual_gpu.tensors.tensor import HOST, META, is_on_host, is_virtual, plain_alias, wrap
+from memexplore.virtual_gpu.tensors.tensor import HOST, META, is_on_host, is_virtual, meta_alias, plain_alias, wrap
 
 
 def among(args: Sequence[Any]) -> bool:
@@ -38,6 +39,15 @@ def marked(result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         old = _storages((*args, *kwargs.values()))
         return type(result)(_marked(value, old) if isinstance(value, torch.Tensor) else value for value in result)
     return result
+
+
+def detached(tensor: torch.Tensor) -> torch.Tensor:
+    """Return an inference tensor as `detach` makes it outside inference mode: it can be written to.
+
+    It has a version counter: native::detach in aten/src/ATen/native/TensorShape.cpp.
+    """
+    with disable_current_modes():
+        return wrap(meta_alias(tensor), is_on_host(tensor))
 
 
 def _storages(values: Sequence[Any]) -> set[int]:

@@ -60,6 +60,7 @@ _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _PRIM_DEVICE = torch.ops.prim.device.default
 _COPY = torch.ops.aten.copy_.default
 _ADD = torch.ops.aten.add.Tensor
+_ALIAS = torch.ops.aten.alias.default
 _DETACH = torch.ops.aten.detach.default
 _CONVOLUTION = torch.ops.aten.convolution.default
 _TRACED_CONVOLUTION = torch.ops.aten._convolution.default
@@ -189,6 +190,8 @@ class VirtualMode(TorchDispatchMode):
         else:
             repeated = key if traits.writes_out else None
             result = self._run_uncached(func, types, args, kwargs or {}, tensors, inputs is not None, repeated)
+        if func is _DETACH and result.is_inference():
+            result = inference.detached(result)
         if lane is None:
             return result
         return lane.finish(func, traits.lane, args, kwargs or {}, tensors, inputs, result)
@@ -242,6 +245,9 @@ class VirtualMode(TorchDispatchMode):
         if traits.composite is not None:
             with contextlib.nullcontext() if makes_inference_tensors else counting_writes(), self:
                 return traits.composite(*args, **kwargs)
+        if func is _DETACH:
+            # What is detached in inference mode counts no writes either.
+            func = _ALIAS
         with torch.inference_mode(False), torch.no_grad():
             result = self._run(func, types, args, kwargs)
         return inference.marked(result, args, kwargs) if makes_inference_tensors else result

@@ -248,7 +248,7 @@ _HANDLERS: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {
 class DeviceRenaming(TorchFunctionMode):
     """Function mode that replaces `cuda` in the arguments of every torch function.
 
-    `set_data` is `tensor.data = other` where the device changes; `handlers` are further functions to call in place of
+    `set_data` is `tensor.data = other` where the device changes, or one of both is an inference tensor; `handlers` are further functions to call in place of
     functions of torch.
     """
 
@@ -308,7 +308,8 @@ class DeviceRenaming(TorchFunctionMode):
     def _set_data(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """`tensor.data = other`."""
         tensor, other = args
-        if is_virtual(tensor) == is_virtual(other) and tensor.device == other.device:
+        same_class = is_virtual(tensor) == is_virtual(other) and tensor.device == other.device
+        if same_class and (not is_virtual(tensor) or tensor.is_inference() == other.is_inference()):
             SET_DATA(tensor, other)
         else:
             self._other_device(tensor, other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable
@@ -151,7 +152,12 @@ class ModuleMoves:
         if is_virtual(applied) and type(applied) is torch.Tensor:
             # As `torch.nn.Parameter` does, which detaches once more. The count of writes in place is not shared with
             # `applied`: FSDP1 writes to its shard between the forward and the backward of a view of the parameter.
-            other: torch.Tensor = applied.data.requires_grad_(tensor.requires_grad)
+            # Data of inference mode make `tensor` an inference tensor that still counts its writes, so that it can be
+            # written to later: a model that is validated in half precision and averages its weights after that.
+            with torch.inference_mode(False) if applied.is_inference() else contextlib.nullcontext():
+                other: torch.Tensor = applied.data
+            with torch.inference_mode() if other.is_inference() else contextlib.nullcontext():
+                other.requires_grad_(tensor.requires_grad)
             if is_parameter:
                 other.__class__ = torch.nn.Parameter
         elif is_parameter:
@@ -174,7 +180,10 @@ class ModuleMoves:
         swap(tensor, other)
 
     def set_data(self, tensor: torch.Tensor, data: torch.Tensor) -> None:
-        """`tensor.data = data` where the device changes."""
+        """`tensor.data = data` where the device changes, or one of both is an inference tensor."""
+        if is_virtual(tensor) and is_virtual(data) and tensor.device == data.device:
+            self.exchange(tensor, data)
+            return
         back = self.contents.back(tensor, data)
         if back is not None:
             self._swap(tensor, back, restored=True)
