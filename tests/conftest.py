@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import gc
 import multiprocessing
@@ -91,6 +92,7 @@ class _ByFile(LoadFileScheduling):
 
 # --- other tests give way to browser tests ---------------------------------------------------------------------------
 
+_SLOWEST = 40
 _SHARED = "MEMEXPLORE_TEST_FOLDER"
 _NICE = 19
 """A process of this niceness gets a processor that no other process wants."""
@@ -140,6 +142,20 @@ def _set_priority(nice: int) -> None:
         with contextlib.suppress(PermissionError, ProcessLookupError):
             if os.getpriority(os.PRIO_PROCESS, thread) != nice:
                 os.setpriority(os.PRIO_PROCESS, thread, nice)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print in CI which files take the time, as it has to stay below an hour."""
+    if not os.environ.get("CI"):
+        return
+    seconds: collections.Counter[str] = collections.Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            seconds[getattr(report, "nodeid", "").partition("::")[0]] += getattr(report, "duration", 0)
+    terminalreporter.write_sep("=", f"files that take most of {sum(seconds.values()):.0f} s")
+    for name, taken in seconds.most_common(_SLOWEST):
+        terminalreporter.write_line(f"{taken:7.1f} s {name}")
 
 
 @pytest.fixture(autouse=True)
