@@ -248,8 +248,8 @@ _HANDLERS: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {
 class DeviceRenaming(TorchFunctionMode):
     """Function mode that replaces `cuda` in the arguments of every torch function.
 
-    `set_data` is `tensor.data = other` where the device changes, or one of both is an inference tensor; `handlers` are further functions to call in place of
-    functions of torch.
+    `set_data` is `tensor.data = other` where the device changes, or one of both is an inference tensor; `handlers` are
+    further functions to call in place of functions of torch.
     """
 
     on = True
