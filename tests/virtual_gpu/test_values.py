@@ -118,6 +118,14 @@ def test_a_numpy_array_shows_no_number(device: str) -> None:
     assert not np.isnan(array).any()
 
 
+def test_numpy_takes_an_array_of_unknown_values_for_a_plain_one(device: str) -> None:
+    array = torch.nn.Linear(512, 512).to(device)(torch.ones(2, 512, device=device)).detach().cpu().numpy()
+    assert str(array) == "virtual(shape=(2, 512), dtype=float32)"
+    # What has `filled` counts as a masked array: matplotlib's imshow masks what it shows.
+    assert np.ma.masked_invalid(array).count() == 1024
+    assert {name for name in dir(type(array)) if name[0] != "_"} == {name for name in dir(np.ndarray) if name[0] != "_"}
+
+
 def test_numpy_of_a_gpu_tensor_raises_the_error_of_torch(device: str) -> None:
     with pytest.raises(TypeError, match=r"can't convert cuda:0 device type tensor to numpy"):
         torch.ones(2, device=device).numpy()

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from memexplore.virtual_gpu.values import known_values, notes, real_tensors, value_hints, value_reads
-from memexplore.virtual_gpu.values.virtual_array import VirtualArray
+from memexplore.virtual_gpu.values.virtual_array import stand_ins
 from memexplore.virtual_gpu.values.virtual_numbers import VirtualFloat, VirtualInt, decide_by, number
 
 NO_DLPACK = (
@@ -129,11 +129,9 @@ def numpy(tensor: torch.Tensor) -> Any:
     if known is not None:
         # An array of its own: who writes to it does not write to the GPU.
         array = known.resolve_conj().resolve_neg().clone().numpy()
-        return VirtualArray.filled(array) if _is_made_up(tensor) else array
+        return stand_ins(array) if _is_made_up(tensor) else array
     notes.assume("unknown values count as 1 in a numpy array")
-    return VirtualArray.filled(
-        real_tensors.full(tensor.shape, value_hints.of(tensor).value, dtype=tensor.dtype).numpy()
-    )
+    return stand_ins(real_tensors.full(tensor.shape, value_hints.of(tensor).value, dtype=tensor.dtype).numpy())
 
 
 def text(tensor: torch.Tensor) -> str:

@@ -20,15 +20,12 @@ class _VirtualBytes(bytes):
 class VirtualArray(numpy.ndarray[Any, Any]):
     """A numpy array of stand-ins for unknown values.
 
-    >>> losses = VirtualArray.filled(numpy.ones(3, numpy.float32))
+    It has the names of a plain array only: numpy takes what has a `filled` for a masked array, for example.
+
+    >>> losses = stand_ins(numpy.ones(3, numpy.float32))
     >>> print(losses, losses.mean(), float(losses.mean()))
     virtual(shape=(3,), dtype=float32) virtual 1.0
     """
-
-    @classmethod
-    def filled(cls, array: Any) -> VirtualArray:
-        """Return an array, which nothing else writes to, as one of stand-ins."""
-        return array.view(cls)
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
         if return_scalar or not array.shape:
@@ -79,12 +76,17 @@ class VirtualArray(numpy.ndarray[Any, Any]):
 def is_of_stand_ins(data: Any) -> bool:
     """Whether the memory of an object that has the buffer protocol is that of an array of stand-ins.
 
-    >>> array = VirtualArray.filled(numpy.ones(3, numpy.float32))
+    >>> array = stand_ins(numpy.ones(3, numpy.float32))
     >>> is_of_stand_ins(array.tobytes()), is_of_stand_ins(memoryview(array)[1:]), is_of_stand_ins(b"ones")
     (True, True, False)
     """
     owner = data.obj if isinstance(data, memoryview) else data
     return isinstance(owner, (_VirtualBytes, VirtualArray))
+
+
+def stand_ins(array: numpy.ndarray[Any, Any]) -> VirtualArray:
+    """Return an array, which nothing else writes to, as one of stand-ins."""
+    return array.view(VirtualArray)
 
 
 def _marked(result: Any) -> Any:
