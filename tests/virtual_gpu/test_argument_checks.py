@@ -33,6 +33,24 @@ REFUSED: dict[str, Work] = {
         F.leaky_relu(2 * torch.ones(3, device=device, requires_grad=True), -0.1, inplace=True).sum().backward()
     ),
 }
+TWO_SIZES: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    "add": torch.add,
+    "in place": torch.Tensor.mul_,
+    "comparison": torch.lt,
+    "where": lambda one, two: torch.where(one > 0, one, two),
+    "addcmul": lambda one, two: torch.addcmul(one, one, two),
+    "lerp": lambda one, two: torch.lerp(one, two, 0.5),
+    "another dtype": lambda one, two: one.half() + two,
+    "loss": F.mse_loss,
+    "fewer dimensions": lambda one, two: one + two[0],
+    "one of each": lambda one, two: one[:1, :, None] - two[:, None],
+}
+REFUSED |= {
+    f"{name} of two sizes": lambda device, op=op: op(
+        torch.ones(2, 9, 6, device=device), torch.ones(2, 9, 4, device=device)
+    )
+    for name, op in TWO_SIZES.items()
+}
 ACCEPTED: dict[str, Work] = {
     "fill": lambda device: row(device).fill_(2),
     "zero": lambda device: row(device).zero_(),

@@ -57,6 +57,26 @@ def check_devices(func: Any, tensors: list[torch.Tensor]) -> None:
     raise device_error(func, tensors)
 
 
+def broadcast_error(tensors: list[torch.Tensor]) -> RuntimeError | None:
+    """Return the error of operands that do not broadcast in CUDA's words, None if they do.
+
+    As `infer_size` in aten/src/ATen/ExpandUtils.cpp, by which TensorIterator takes one operand after the other.
+    """
+    common: list[int] = []
+    for tensor in tensors:
+        dims = max(len(common), tensor.dim())
+        first = [1] * (dims - len(common)) + common
+        second = [1] * (dims - tensor.dim()) + list(tensor.shape)
+        for dim in reversed(range(dims)):
+            if 1 not in (first[dim], second[dim]) and first[dim] != second[dim]:
+                return RuntimeError(
+                    f"The size of tensor a ({first[dim]}) must match the size of tensor b ({second[dim]}) "
+                    f"at non-singleton dimension {dim}"
+                )
+        common = [two if one == 1 else one for one, two in zip(first, second, strict=True)]
+    return None
+
+
 def is_managed(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is in CUDA's managed memory, as the states of bitsandbytes' paged optimizers are."""
     return bool(getattr(tensor, "is_paged", False))

@@ -123,6 +123,8 @@ def run(
         # FakeTensorDeviceMismatchError has a class of its own only from torch 2.12 on.
         if "found two different devices" in str(error) or "on the same device" in str(error):
             raise argument_checks.device_error(func, tensors) from error
+        if "Attempting to broadcast" in str(error):
+            raise argument_checks.broadcast_error(tensors) or error from None
         if unsupported.kind_of(func) is not None:
             raise unsupported.not_simulated(func, error) from error
         raise
