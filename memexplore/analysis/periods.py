@@ -50,7 +50,7 @@ def periods(tape: Tape) -> Periods:
     steps = _step_ends(tape)
     loop = _loop(tape, steps if len(steps) > 1 else [])
     if loop is None:
-        return Periods("step", tape.step[steps].tolist(), steps, "", True)
+        return Periods("step", tape.step[steps].tolist(), [_before_next_batch(tape, end) for end in steps], "", True)
     begins, line, runs = loop
     ends = (begins[1:] - 1).tolist()
     failed = np.any(tape.action[begins[-1] :] == Action.OOM)
@@ -76,6 +76,17 @@ def _step_ends(tape: Tape) -> list[int]:
     if len(ends) > 1 and _frees_most(tape, ends[-2], ends[-1]):
         ends.pop()
     return ends
+
+
+def _before_next_batch(tape: Tape, end: int) -> int:
+    """Return the row of a step before the requests that follow its update: a step lasts until the next forward pass."""
+    after = end
+    while after > 0 and tape.phase[after] == Phase.OTHER and tape.step[after] == tape.step[end]:
+        after -= 1
+    if tape.phase[after] != Phase.OPTIMIZER:
+        return end
+    requests = np.flatnonzero(tape.action[after : end + 1] == Action.ALLOC)
+    return after + int(requests[0]) - 1 if len(requests) else end
 
 
 def _frees_most(tape: Tape, before: int, last: int) -> bool:
