@@ -138,7 +138,9 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
         no_update = attempts.value(lambda: updates.without_update(objects, blocks, variables, end), no_update)
         not_trained = attempts.value(lambda: untrained(objects, variables), not_trained)
         del objects, blocks, variables, of_program
-        holders += attempts.value(lambda: owners(addresses, end), [])
+        none: tuple[list[Holder], bool] = ([], False)
+        others, complete = attempts.value(lambda: owners(addresses, end), none)
+        holders += others
     to_come = attempts.value(lambda: _state_to_come(frames), 0)
     losses = attempts.value(lambda: _losses(frames, outer, first, end), 0)
     return Evidence(

@@ -1,8 +1,8 @@
 """Find who owns tensors that no variable of the program reaches: a library's global variable, or a reference cycle.
 
-One search goes from all these tensors at once to what refers to them, until it comes to something that lives by itself:
-the variables of a module, those of a function that runs, a class. What it does not lead to lives in reference cycles
-only, which nothing frees before the garbage collector runs.
+A search goes from the largest of these tensors to what refers to them, until it comes to something that lives by
+itself: the variables of a module, those of a function that runs, a class. What it does not lead to lives in reference
+cycles only, which nothing frees before the garbage collector runs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import gc
 import sys
 import time
 import types
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -21,83 +21,102 @@ from memexplore.out_of_memory.reach import address_of, is_users_module, reached_
 
 _MOST_NAMES = 3
 """Classes of a cycle that are named."""
+_AT_ONCE = 32
+"""Objects whose referrers are searched in one call, which looks at all objects of the process."""
+_TOGETHER = 16
+"""Tensors whose owners are searched together."""
 _LEAST = 1 << 20
 """Bytes from which an owner is searched."""
 
 
-def owners(reached: Collection[int], end: float) -> list[Holder]:
-    """Return the owners of tensors whose addresses were not reached, until the time `end`; none if it is over before.
+def owners(reached: Collection[int], end: float) -> tuple[list[Holder], bool]:
+    """Return the owners of tensors whose addresses were not reached, and whether all were found until the time `end`.
 
     >>> owners((), time.thread_time() + 1)
-    []
+    ([], True)
     """
-    blocks = dict(address_of(tensor) for tensor in _tensors())
-    sizes = {address: size for address, size in blocks.items() if address and address not in reached}
-    if sum(sizes.values()) < _LEAST:
-        return []
-    lost = [tensor for tensor in _tensors() if address_of(tensor)[0] in sizes]
-    behind = _referrers(lost, end)
-    if behind is None:
-        return []
-    roots, objects = behind
-    # A tensor that only C++ has, such as one that a graph saved, has an owner that Python does not show.
-    referred = {id(inner) for value in objects for inner in gc.get_referents(value)}
-    lost = [tensor for tensor in lost if id(tensor) in referred]
-    # With gradients and graphs.
-    behind_lost = reached_from(lost, end).blocks
-    sizes = {address: block.size for address, block in behind_lost.items() if address not in reached}
-    result: list[Holder] = []
-    rest = dict(sizes)
-    for name, value in roots.items():
-        own = [address for address in reached_from(value, end).blocks if address in rest]
-        if own:
-            result.append(_holder(name, VariableUse.LIBRARY, own, rest))
+    lost = _lost(reached)
+    rest = {address: size for tensor in lost for address, size in [address_of(tensor)]}
+    found: dict[tuple[VariableUse, str], dict[int, int]] = {}
+    complete = True
+    while sum(rest.values()) >= _LEAST:
+        lost = [tensor for tensor in lost if address_of(tensor)[0] in rest]
+        # Those of one owner were often made one after the other.
+        searched = lost[:: max(len(lost) // _TOGETHER, 1)]
+        behind = _behind(searched, {id(lost)}, end)
+        if behind is None:
+            complete = False
+            break
+        before = len(rest)
+        for (use, name), value in behind.items():
+            blocks = {address: block.size for address, block in reached_from(value, end).blocks.items()}
+            own = {address: size for address, size in blocks.items() if address not in reached}
+            found.setdefault((use, name), {}).update(own)
             rest = {address: size for address, size in rest.items() if address not in own}
-    if sum(rest.values()) >= _LEAST:
-        result.append(_holder(_named(objects), VariableUse.CYCLE, list(rest), rest))
-    return result
+        if len(rest) == before:
+            # A tensor that only C++ has, such as one that a graph saved, has an owner that Python does not show.
+            for tensor in searched:
+                rest.pop(address_of(tensor)[0], None)
+        del searched
+    large = {key: own for key, own in found.items() if sum(own.values()) >= _LEAST}
+    return [_holder(name, use, own) for (use, name), own in large.items()], complete
 
 
-def _holder(name: str, use: VariableUse, addresses: list[int], sizes: dict[int, int]) -> Holder:
-    size = sum(sizes[address] for address in addresses)
-    return Holder(name, use, frozenset(addresses), frozenset(), size, len(addresses), True)
+def _holder(name: str, use: VariableUse, sizes: dict[int, int]) -> Holder:
+    return Holder(name, use, frozenset(sizes), frozenset(), sum(sizes.values()), len(sizes), True)
 
 
-def _tensors() -> Iterator[torch.Tensor]:
-    """Yield all tensors that Python has; the objects are not asked, as that may run the user's code."""
-    return (value for value in gc.get_objects() if issubclass(type(value), torch.Tensor))
+def _lost(reached: Collection[int]) -> list[torch.Tensor]:
+    """Return the tensors that Python has on the device and that were not reached."""
+    # The objects are not asked, as that may run the user's code.
+    tensors = (value for value in gc.get_objects() if issubclass(type(value), torch.Tensor))
+    addresses = ((tensor, address_of(tensor)[0]) for tensor in tensors)
+    return [tensor for tensor, address in addresses if address and address not in reached]
 
 
-def _referrers(values: list[Any], end: float) -> tuple[dict[str, Any], list[Any]] | None:
-    """Return the roots that lead to some values, by name, and the other objects that do; None after the time `end`."""
+def _behind(values: list[Any], ours: set[int], end: float) -> dict[tuple[VariableUse, str], Any] | None:
+    """Return what keeps some values: roots, by their names, or the objects of cycles; None after the time `end`.
+
+    `ours` are the identities of objects of this search.
+    """
     modules = {id(vars(module)): name for name, module in list(sys.modules.items()) if type(module) is types.ModuleType}
-    running = {id(frame): frame for top in sys._current_frames().values() for frame in _outward(top)}
-    roots: dict[str, Any] = {}
+    running = {id(frame) for top in sys._current_frames().values() for frame in _outward(top)}
+    roots: dict[tuple[VariableUse, str], Any] = {}
     seen: dict[int, Any] = {id(value): value for value in values}
     level = list(values)
+    own = {id(values), id(seen), id(roots), *ours}
+    is_dead = True
     while level:
+        # Each call compares what all objects refer to with all that it is given.
+        part, level = level[:_AT_ONCE], level[_AT_ONCE:]
         if time.thread_time() > end:
             return None
-        below = {id(value) for value in level}
-        own = {id(level), id(values), id(seen), id(roots), id(below)}
-        found = []
-        for value in gc.get_referrers(*level):
-            if id(value) in seen or id(value) in own:
+        below = {id(value) for value in part}
+        for value in gc.get_referrers(*part):
+            if id(value) in seen or id(value) in own or value is part or value is level:
                 continue
             if id(value) in running:
-                roots[f"{value.f_code.co_name}()"] = [item for item in gc.get_referents(value) if id(item) in below]
-            elif id(value) in modules:
-                name = modules[id(value)].removeprefix("__main__")
-                roots |= {f"{name}.{key}".strip("."): item for key, item in list(value.items()) if id(item) in below}
-            elif isinstance(value, type):
-                roots |= {f"{value.__qualname__}.{key}": each for key, each in _own(value) if id(each) in below}
+                is_dead = False
+            elif id(value) in modules or isinstance(value, type):
+                is_dead = False
+                roots |= _named(value, modules.get(id(value), ""), below)
             else:
                 seen[id(value)] = value
-                found.append(value)
-        level = found
-        del found
-    ours = [name for name in roots if name.startswith("memexplore.")]
-    return {name: value for name, value in roots.items() if name not in ours}, list(seen.values())
+                level.append(value)
+    objects = list(seen.values())[len(values) :]
+    if is_dead and objects:
+        roots[VariableUse.CYCLE, _classes(objects)] = objects
+    return {key: value for key, value in roots.items() if not key[1].startswith("memexplore.")}
+
+
+def _named(owner: Any, module: str, below: set[int]) -> dict[tuple[VariableUse, str], Any]:
+    """Return the variables of a module, or the attributes of a class, that lead to some objects."""
+    if isinstance(owner, type):
+        module, values = owner.__qualname__, list(type.__dict__["__dict__"].__get__(owner).items())
+    else:
+        values = list(owner.items())
+    prefix = "" if module == "__main__" else f"{module}."
+    return {(VariableUse.LIBRARY, f"{prefix}{name}"): value for name, value in values if id(value) in below}
 
 
 def _outward(frame: types.FrameType | None) -> Iterator[types.FrameType]:
@@ -106,12 +125,8 @@ def _outward(frame: types.FrameType | None) -> Iterator[types.FrameType]:
         frame = frame.f_back
 
 
-def _own(kind: type) -> Iterable[tuple[str, Any]]:
-    return list(type.__dict__["__dict__"].__get__(kind).items())
-
-
-def _named(objects: list[Any]) -> str:
-    """Return the classes of the objects of a cycle, those of the user first."""
+def _classes(objects: list[Any]) -> str:
+    """Return the names of the classes of the objects of a cycle: those of the user, else those of a library."""
     kinds = {type(value) for value in objects if not issubclass(type(value), torch.Tensor)}
     users = [kind for kind in kinds if is_users_module(kind.__module__)]
     library = [kind for kind in kinds if kind.__module__.partition(".")[0] not in ("builtins", "collections", "torch")]

@@ -86,7 +86,27 @@ with torch.no_grad():
     assert "`some_library._cache`" in found.suggestions[0].text
 
 
+@pytest.mark.usefixtures("without_collector")
+def test_a_cycle_and_a_global_variable_are_told_apart(monkeypatch) -> None:
+    library = types.ModuleType("some_library")
+    exec("_cache = {}\ndef keep(key, value):\n    _cache[key] = value\n", vars(library))
+    monkeypatch.setitem(sys.modules, "some_library", library)
+    found = post_mortem(
+        f"""{TRAINER}
+import some_library
+some_library.keep("first", [torch.zeros(4, 1024, 1024, device="cuda") for _ in range(4)])
+del some_library
+Trainer().fit()
+torch.zeros(64, 1024, 1024, device="cuda")
+""",
+        "300MiB",
+    )
+    # A trainer has 4 x 4 MiB of weights, the same of gradients, and twice of Adam's state.
+    by_reason = {group.what: group for group in found.held}
+    assert by_reason[WhyHeld.LIBRARY].size == by_reason[WhyHeld.CYCLE].size == 4 * 16 * MIB
+
+
 def test_a_search_that_takes_too_long_names_nobody(without_collector) -> None:
     found = post_mortem(f"{TRAINER}\nfor fold in range(9):\n    Trainer().fit()\n", "300MiB")
     assert found.complete
-    assert owners((), time.thread_time() - 1) == []
+    assert owners((), time.thread_time() - 1) == ([], False)
