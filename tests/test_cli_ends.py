@@ -158,3 +158,12 @@ def test_a_disk_that_is_full_leaves_what_stood_there(tmp_path: Path) -> None:
     assert written.parent != tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
     assert tempfile.gettempdir() in str(written)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_a_crash_in_compiled_code_names_the_lines_that_led_to_it(tmp_path: Path) -> None:
+    ended = run(tmp_path, "import ctypes\ndef reads():\n    ctypes.string_at(0)\nreads()")
+    assert ended.returncode == -signal.SIGSEGV
+    assert "Segmentation fault" in ended.stderr
+    # `import torch` and MIB are the first two lines.
+    assert f'File "{tmp_path / "train.py"}", line 5 in reads' in ended.stderr

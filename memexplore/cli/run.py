@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import faulthandler
 import functools
 import json
 import os
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from memexplore.cli import live_run, rank_runs, recorded_run
@@ -97,9 +100,24 @@ def _result(options: RunOptions) -> Result:
         script = Script(options.target, options.arguments)
     except Exception as error:  # not Python, or not readable: as for the interpreter, no frame is of interest
         raise error.with_traceback(None) from None
-    if options.live is not None:
-        return live_run.watch(script, options.machine, options.live)
-    return recorded_run.record(script, options)
+    with _naming_crashes():
+        if options.live is not None:
+            return live_run.watch(script, options.machine, options.live)
+        return recorded_run.record(script, options)
+
+
+@contextlib.contextmanager
+def _naming_crashes() -> Iterator[None]:
+    """Print the lines of the program that lead to a crash in compiled code: it may read memory that tensors lack."""
+    if faulthandler.is_enabled():
+        yield
+        return
+    with contextlib.suppress(OSError, RuntimeError, ValueError):  # without a file behind stderr
+        faulthandler.enable()
+    try:
+        yield
+    finally:
+        faulthandler.disable()
 
 
 def _duplicate(stream: Any) -> int | None:
