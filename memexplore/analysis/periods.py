@@ -18,6 +18,8 @@ from memexplore.tape import Action, Frame, Phase, Tape
 
 _LEAST_ROUNDS = 3
 """Times that a line comes first in a round before the rounds of a loop are periods: what repeats, does so twice."""
+_MANY_ROUNDS = 8
+"""Iterations from which an outer loop, such as one over epochs, is preferred to those in it."""
 _MODULE_CALLS = ("torch/nn/modules/module.py", "torch\\nn\\modules\\module.py")
 """File of the frames below which the loops are those of a model."""
 _TORCH = re.compile(r"[\\/](site|dist)-packages[\\/]torch[\\/]")
@@ -42,8 +44,8 @@ class Periods(NamedTuple):
 def periods(tape: Tape) -> Periods:
     """Return the periods of a tape that have ended; cached per tape.
 
-    These are the iterations of the outermost loop around calls of a model, if no step of an optimizer has ended before,
-    or if the loop begins after the last one, such as an evaluation; else the steps.
+    These are the iterations of a loop around calls of a model, if no step of an optimizer has ended before, or if the
+    loop begins after the last one, such as an evaluation; else the steps.
 
     Raises ValueError for a tape that is not placed.
     """
@@ -51,12 +53,12 @@ def periods(tape: Tape) -> Periods:
     loop = _loop(tape, steps if len(steps) > 1 else [])
     if loop is None:
         return Periods("step", tape.step[steps].tolist(), [_before_next_batch(tape, end) for end in steps], "", True)
-    begins, line, runs = loop
+    begins = loop.begins
     ends = (begins[1:] - 1).tolist()
     failed = np.any(tape.action[begins[-1] :] == Action.OOM)
     if not failed and not _frees_most(tape, ends[-1], len(tape) - 1):
         ends.append(len(tape) - 1)
-    return Periods("iteration", list(range(1, len(ends) + 1)), ends, line, runs)
+    return Periods("iteration", list(range(1, len(ends) + 1)), ends, loop.line, loop.runs)
 
 
 def _step_ends(tape: Tape) -> list[int]:
@@ -98,43 +100,63 @@ def _frees_most(tape: Tape, before: int, last: int) -> bool:
 # --- loops -----------------------------------------------------------------------------------------------------------
 
 
-def _loop(tape: Tape, steps: list[int]) -> tuple[Rows, str, bool] | None:
-    """Return the rows with which the iterations of the outermost loop begin, its line, and whether it still runs.
+class _Loop(NamedTuple):
+    """A loop that calls a model, or goes backward, in each of its iterations."""
 
-    None without a loop. Only rows after the last step are looked at, and a loop whose line the steps have is none: it
-    is theirs.
+    begins: Rows
+    """The rows with which its iterations begin."""
+    line: str
+    runs: bool
+    """Whether the last request is one of an iteration."""
+
+
+def _loop(tape: Tape, steps: list[int]) -> _Loop | None:
+    """Return the outermost loop with many iterations, else the one with the most; None without one."""
+    best = None
+    for loop in _loops(tape, steps):
+        if len(loop.begins) >= _MANY_ROUNDS:
+            return loop
+        if best is None or len(loop.begins) > len(best.begins):
+            best = loop
+    return best
+
+
+def _loops(tape: Tape, steps: list[int]) -> Iterator[_Loop]:
+    """Yield loops, the outermost first.
+
+    Only rows after the last step are looked at, and a loop whose line the steps have is none: it is theirs.
     """
     # Ops of a backward pass have the line of the forward pass.
     asks = np.isin(tape.action, (Action.ALLOC, Action.OOM)) & (tape.stack >= 0) & (tape.phase != Phase.BACKWARD)
     rows = np.flatnonzero(asks)
     # The next loop may begin in the rows of the last step, which last until the next forward pass.
     earlier, rows = rows[rows <= (steps[-2] if steps else -1)], rows[rows > (steps[-1] if steps else -1)]
+    last = rows[-1:]
     depth = 0
     while len(rows):
         function, at = _frames(tape, rows, depth)
-        inside = rows
         # The call that fails, else the one in which the program spends most requests.
         is_last = np.any(tape.action[rows] == Action.OOM)
         entered = function[-1] if is_last else np.bincount(function).argmax()
         if not entered:
-            return None
+            return
         rows, at = rows[function == entered], at[function == entered]
         line = _line(tape, int(rows[-1]), depth)
         if line.rpartition(":")[0].endswith(_MODULE_CALLS):
             begins, line = _calls(tape, rows), _line(tape, int(rows[-1]), depth - 1)
-            runs = bool(rows[-1] == inside[-1])
-            return (begins, line, runs) if _is_loop(tape, begins, earlier, depth - 1, line) else None
+            if _is_loop(tape, begins, earlier, depth - 1, line):
+                yield _Loop(begins, line, bool(rows[-1] == last))
+            return
         if _TORCH.search(line):
-            return None
+            return
         for begins in _rounds(rows, at):
             line = _line(tape, int(begins[0]), depth)
             if _is_loop(tape, begins, earlier, depth, line):
                 # The last round may have come to the first line after the loop.
                 of_rounds = at[(rows >= begins[0]) & (rows < begins[-1])]
-                return begins, line, bool(rows[-1] == inside[-1] and at[-1] in of_rounds)
+                yield _Loop(begins, line, bool(rows[-1] == last and at[-1] in of_rounds))
         rows = rows[at == (at[-1] if is_last else np.bincount(at).argmax())]
         depth += 1
-    return None
 
 
 def _frames(tape: Tape, rows: Rows, depth: int) -> tuple[Rows, Rows]:

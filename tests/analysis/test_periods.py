@@ -72,7 +72,40 @@ def _evaluate_after_training() -> None:
             results.append(model(_batch()))
 
 
-@pytest.mark.parametrize("run", [_evaluate, _evaluate_in_a_function, _update_by_hand, _evaluate_after_training])
+def _epochs() -> None:
+    model, results = _model(), []
+    for _ in range(2):
+        for _ in range(3):
+            batch = _batch()
+            output = model(batch)
+            output.sum().backward()
+            results.append(output.detach())
+
+
+def _epochs_in_functions() -> None:
+    def epoch(model: nn.Module, results: list[torch.Tensor]) -> None:
+        for _ in range(2):
+            batch = _batch()
+            with torch.no_grad():
+                results.append(model(batch))
+
+    model, results = _model(), []
+    for _ in range(3):
+        model.train()
+        epoch(model, results)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        _evaluate,
+        _evaluate_in_a_function,
+        _update_by_hand,
+        _evaluate_after_training,
+        _epochs,
+        _epochs_in_functions,
+    ],
+)
 def test_a_loop_without_steps_that_keeps_its_results_grows(run: Callable[[], None]) -> None:
     # 6 x 2 MiB are more than a thousandth of the memory, so there is an end in sight.
     tape = simulate(run, gpu="1GiB")
