@@ -21,7 +21,7 @@ _COMPARED = 100
 LONGEST_TRAINING = 1_000_000
 """Steps after which a leak no longer matters: slower growth is not called a leak."""
 _MANY_TIMES = 1_000
-"""So many times as long as the recorded part, a loop whose end is not known may run."""
+"""Times the recorded iterations after which growth no longer matters: how long a loop will run is not known."""
 _LEAST_RISES = 3
 _USUAL = 0.9
 """Share of the steps whose deviations count as usual; larger ones are rare."""

@@ -10,7 +10,7 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from memexplore.analysis.curves import Rows
+from memexplore.analysis.curves import Rows, cached_by_tape
 from memexplore.analysis.growth import leak
 from memexplore.analysis.location import where
 from memexplore.analysis.periods import periods
@@ -24,7 +24,7 @@ from memexplore.text.tensor_text import dtype_of, shape_of
 _ALIKE = 3
 """Blocks of one place, from as many calls, from which a holder is said to grow."""
 _SHARE = 0.1
-"""Share of what grows from which a variable that has it is named."""
+"""Share of what grows, and of all that a variable keeps, from which the variable is named."""
 _SCALAR = 8
 """Bytes of a number."""
 _LASTING = (
@@ -151,6 +151,7 @@ def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) 
     return _group(tape, WhyHeld.OLD_VALUE, holder.name, [row for row in rows if row not in in_use])
 
 
+@cached_by_tape
 def _weights_in_use(tape: Tape) -> frozenset[int]:
     """Return the weights of the layers that were called in this period: those of a model in use are no old values."""
     ends = periods(tape).ends
@@ -421,22 +422,17 @@ def _with_holders(
     """Return a group with the names of the variables that keep it: those that grow, else those that have some of it."""
     rows = set(group.rows)
     names = [grown.holder for grown in named if grown.holder and not rows.isdisjoint(grown.rows)]
-    held = [(each.name, {row_at[address] for address in each.addresses & row_at.keys()}) for each in evidence.in_use]
-    held += [(each.name, {row_at[address] for address in each.addresses & row_at.keys()}) for each in evidence.holders]
+    variables = (*evidence.in_use, *evidence.holders)
+    held = [(each.name, {row_at[address] for address in each.addresses & row_at.keys()}) for each in variables]
     missing = rows.difference(*(grown.rows for grown in named if grown.holder))
     for name, blocks in sorted(held, key=lambda item: -bytes_of(tape, list(item[1] & rows))):
         # The model and its trainer lead to everything.
-        if name not in names and _is_share(tape, blocks & missing, group) and _is_share(tape, blocks & rows, blocks):
+        least = _SHARE * max(group.size, bytes_of(tape, list(blocks)))
+        if name not in names and blocks & missing and bytes_of(tape, list(blocks & missing)) >= least:
             names.append(name)
             missing -= blocks
     what = named[0].what if named else group.what
     return group._replace(what=what, holder=", ".join(names))
-
-
-def _is_share(tape: Tape, rows: set[int], of: HeldGroup | set[int]) -> bool:
-    """Return whether blocks are a share of a group, or of other blocks, that is worth a name."""
-    whole = of.size if isinstance(of, HeldGroup) else bytes_of(tape, list(of))
-    return bool(rows) and bytes_of(tape, list(rows)) >= _SHARE * whole
 
 
 def _growing_by_period(tape: Tape) -> HeldGroup | None:

@@ -36,7 +36,7 @@ def owners(reached: Collection[int], end: float) -> tuple[list[Holder], bool]:
     ([], True)
     """
     lost = _lost(reached)
-    rest = {address: size for tensor in lost for address, size in [address_of(tensor)]}
+    rest = dict(map(address_of, lost))
     found: dict[tuple[VariableUse, str], dict[int, int]] = {}
     complete = True
     while sum(rest.values()) >= _LEAST:

@@ -175,7 +175,7 @@ _REASONS = {
     WhyHeld.OUTPUT: "{size} are in the notebook's output `{holder}`",
     WhyHeld.LAST_ERROR: "{size} are held by the frames of an earlier error (`{holder}`)",
     WhyHeld.CYCLE: "{size} are in objects that only refer to each other ({holder})",
-    WhyHeld.LIBRARY: "{size} are in `{holder}`, which no running function names",
+    WhyHeld.LIBRARY: "{size} are in the global variable `{holder}`, which the running code does not name",
     WhyHeld.OTHER_CELL: "{size} are in `{holder}` of another cell",
 }
 

@@ -129,11 +129,11 @@ def _of_group(tape: Tape, group: HeldGroup) -> Suggestion:
         ),
         WhyHeld.LAST_ERROR: ("Free what the frames of the earlier error hold.", "%memoom free"),
         WhyHeld.CYCLE: (
-            f"Break the reference cycle ({group.holder}), or collect it when a round ends: what only refers to itself "
-            "waits for the garbage collector.",
+            f"Call gc.collect() when a round ends, or break the reference cycle ({group.holder}): objects that only "
+            "refer to each other wait for the garbage collector.",
             "import gc; gc.collect()",
         ),
-        WhyHeld.LIBRARY: (f"Empty `{names}`, or let what fills it empty it: no running function names it.", ""),
+        WhyHeld.LIBRARY: (f"Clear `{names}` when a round ends: the running code does not name it.", ""),
         WhyHeld.OTHER_CELL: _of_other_cell(tape, group, names),
     }[group.what]
     return Suggestion(text, code, group.size, False)
