@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _imp
 import collections
 import contextlib
 import gc
@@ -11,6 +12,7 @@ import multiprocessing.forkserver
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -206,13 +208,23 @@ def main_module() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def modes_of_the_process() -> Iterator[None]:
-    """Fail the test that leaves a mode of torch or frozen objects, rather than a later test of the same process."""
+    """Fail the test that leaves a mode of torch, frozen objects or a lock, not a later test of the same process."""
     before = _modes()
     yield
     after = _modes()
     assert after == (before or after)
+    assert not _is_import_lock_held(), "Python's import lock was left taken: no other thread can import any more"
     # Python 3.12 begins with some 400.
     assert gc.get_freeze_count() < 1000
+
+
+def _is_import_lock_held() -> bool:
+    """Return whether the import lock is held for a second, and not just by an import of another thread."""
+    for _ in range(100):
+        if not _imp.lock_held():
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def _modes() -> tuple[object, ...] | None:

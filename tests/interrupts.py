@@ -1,6 +1,8 @@
 """Interrupts at chosen lines: a function goes in; it is run with a KeyboardInterrupt at its n-th line, for every n.
 
-Every line counts that runs in a frame below the function: of memexplore, of torch and of the standard library.
+Every line counts that runs in a frame below the function: of memexplore, of torch and of the standard library. Only
+those of importlib do not: an interrupt between its taking Python's import lock and its `try` leaves the lock taken for
+ever, and every import in another thread waits for it.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
+
+_IMPORTLIB = "<frozen importlib"
 
 
 class Line(NamedTuple):
@@ -24,7 +28,7 @@ def lines_of(function: Callable[[], object]) -> list[Line]:
     lines: list[Line] = []
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        if event == "line":
+        if event == "line" and not frame.f_code.co_filename.startswith(_IMPORTLIB):
             lines.append(Line(frame.f_code.co_filename, frame.f_lineno))
         return trace
 
@@ -43,9 +47,10 @@ def interrupted(function: Callable[[], object], number: int, files: str = "") ->
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal count
-        if event == "line" and not at and frame.f_code.co_filename.startswith(files):
+        name = frame.f_code.co_filename
+        if event == "line" and not at and name.startswith(files) and not name.startswith(_IMPORTLIB):
             if count == number:
-                at.append(Line(frame.f_code.co_filename, frame.f_lineno))
+                at.append(Line(name, frame.f_lineno))
                 raise KeyboardInterrupt
             count += 1
         return trace

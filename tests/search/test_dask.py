@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from concurrent.futures import Executor
-from typing import Any
 
 import pytest
 import torch
@@ -24,19 +22,12 @@ NOT_PROFILED = {"distributed.worker.profile.enabled": False}
 
 @pytest.fixture(scope="module")
 def executor() -> Iterator[Executor]:
-    with dask.config.set(NOT_PROFILED), _cluster() as cluster, distributed.Client(cluster) as client:
+    with (
+        dask.config.set(NOT_PROFILED),
+        distributed.LocalCluster(n_workers=2, threads_per_worker=2, processes=True, dashboard_address=":0") as cluster,
+        distributed.Client(cluster) as client,
+    ):
         yield client.get_executor()
-
-
-def _cluster() -> Any:
-    """Start a cluster; Dask gives its own thread ten seconds to start, which once, late in a long run, were too few."""
-
-    def start() -> Any:
-        return distributed.LocalCluster(n_workers=2, threads_per_worker=2, processes=True, dashboard_address=":0")
-
-    with contextlib.suppress(AssertionError):
-        return start()
-    return start()
 
 
 def step() -> Step:
