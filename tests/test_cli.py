@@ -331,6 +331,12 @@ def test_open_prints_tensors_without_missing_columns(snapshot):
     assert not any("layer" in line for line in lines)
 
 
+def test_open_says_that_a_file_has_no_device(tmp_path):
+    path = tmp_path / "empty.pickle"
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": []}))
+    assert "nothing was on the GPU" in memexplore("open", path).stderr
+
+
 def test_open_writes_a_page(snapshot, tmp_path):
     assert memexplore("open", snapshot, "--html", tmp_path / "page.html").returncode == 0
     assert (tmp_path / "page.html").read_text().lstrip().lower().startswith("<!doctype html>")

@@ -34,7 +34,7 @@ def result(
     tape = Tape.from_columns({"address": [0], "size": [int(size * GIB)]}, meta=meta)
     execution = Execution(knobs or Knobs(), tape, ApplyReport(changes), Cost(), seconds)
     capacity, needed = meta.capacity or 1 << 50, int(size * GIB)
-    outcome = Outcome(execution.knobs, "T4", capacity, needed <= capacity, needed, needed, flops, 1.0, samples)
+    outcome = Outcome(execution.knobs, "T4", capacity, needed <= capacity, needed, needed, needed, flops, 1.0, samples)
     return Run(execution, outcome)
 
 

@@ -4,6 +4,7 @@
 - `block_allocator`: which block each request gets, and when memory is released; `Allocator` and `replay` use it, with
   `segments` (the memory held), `blocks`, `cache` (releasing memory) and `expandable` (mapping memory).
 - `replay`: a tape's requests under other settings; `restore` builds the state at the start of a late recording.
+- `smallest`: the smallest capacity with which the requests of a tape go through, by replays.
 - `sizes`: the size of the block that each request of a tape received.
 - `placement`: where the GPU driver puts new segments, by operating system.
 

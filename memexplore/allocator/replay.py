@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import array
+import itertools
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +16,7 @@ from memexplore.allocator.blocks import Block
 from memexplore.allocator.gc_pause import gc_paused
 from memexplore.allocator.placement import Placement, placement_on
 from memexplore.allocator.restore import restore
-from memexplore.tape import Action, Ending, Tape
+from memexplore.tape import Action, Ending, Meta, Tape
 from memexplore.tape.allocator_settings import SMALL_SEGMENT, Settings
 from memexplore.tape.process_limit import limited
 
@@ -23,6 +25,7 @@ _CHUNK = 1 << 17
 """Rows that are converted to Python's numbers at once."""
 _FREE_AT_ONCE = 100  # a free_requested row whose free_completed comes next
 _RELEASES = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
+_SEGMENTS = (*GROWTH, *_RELEASES)
 _UNFINISHED = frozenset({-1})  # a stream that never finishes: a free ends with its row, or with a wait for all streams
 
 
@@ -81,13 +84,62 @@ def replay_placed(tape: Tape, placement: Placement) -> Tape:
     return _Replay(tape, Settings.parse(tape.meta.settings), keeps_addresses=False, placement=placement).tape()
 
 
+class Trial(NamedTuple):
+    """How a replay on a device of some capacity went."""
+
+    reserved: int
+    """Peak reserved in bytes."""
+    retries: int
+    """How often the allocator released its cache because the device had no more memory."""
+    rows: int
+    """Rows that were repeated: all, or those before the request that failed."""
+
+
+def trial(tape: Tape, settings: Settings, capacity: int | None, optional: NDArray[np.bool_] | None = None) -> Trial:
+    """Repeat the requests of a tape on an empty device of some capacity, None for no limit, until one fails.
+
+    Requests whose failure the tape records are left out; rows that are `optional` may fail. `settings` without a limit
+    on the process.
+
+    >>> from memexplore.tape import Source
+    >>> rows = {"action": [Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED, Action.ALLOC],
+    ...         "address": [1, 1, 1, 2], "size": [12 << 20, 12 << 20, 12 << 20, 20 << 20]}
+    >>> tape = Tape.from_columns(rows, meta=Meta(Source.MEASURED, "cuda:0"))
+    >>> for size in (32, 20, 19):
+    ...     print(trial(tape, Settings(), size << 20))
+    Trial(reserved=33554432, retries=0, rows=4)
+    Trial(reserved=20971520, retries=1, rows=4)
+    Trial(reserved=12582912, retries=1, rows=3)
+
+    Raises ValueError if a row frees an address without a block.
+    """
+    meta = tape.meta._replace(capacity=capacity, capacity_without_limit=None, limit=None)
+    replayed = _Replay(tape, settings, keeps_addresses=False, meta=meta, left_out=(Action.OOM,), optional=optional)
+    changes = (
+        size if action in GROWTH else -size for _, action, _, size, _ in replayed.inserted if action in _SEGMENTS
+    )
+    return Trial(max(itertools.accumulate(changes), default=0), replayed.allocator.retries, replayed.end)
+
+
 class _Replay:
     """One replay: the requests of a tape in order, and the resulting tape."""
 
     def __init__(
-        self, tape: Tape, settings: Settings, *, keeps_addresses: bool, placement: Placement | None = None
+        self,
+        tape: Tape,
+        settings: Settings,
+        *,
+        keeps_addresses: bool,
+        placement: Placement | None = None,
+        meta: Meta | None = None,
+        left_out: tuple[Action, ...] = (),
+        optional: NDArray[np.bool_] | None = None,
     ) -> None:
         self.recorded = tape
+        self.left_out = left_out
+        self.optional = optional
+        self.absent: set[int] = set()
+        """Addresses of the tape of optional requests that failed."""
         self.row = 0
         self.inserted: list[tuple[int, int, int, int, int]] = []
         """New rows: the row before which each stands, action, address, size and stream."""
@@ -98,8 +150,8 @@ class _Replay:
         self.completed_early: set[int] = set()
         """Addresses of the tape whose free completed before the tape's own row."""
         self.highest = int((tape.address + tape.size).max(initial=0))
-        self.dropped = np.isin(tape.action, (*GROWTH, *_RELEASES))
-        meta = tape.meta
+        self.dropped = np.isin(tape.action, _SEGMENTS)
+        meta = tape.meta if meta is None else meta
         self.allocator = BlockAllocator(
             settings,
             capacity=limited(meta, None).capacity,
@@ -169,7 +221,7 @@ class _Replay:
             if action == _FREE_AT_ONCE:
                 block = blocks.pop(address, None)
                 if block is None or block.pending_events:
-                    if size:
+                    if size and not self._was_absent(address):
                         raise self._no_block(row)
                     continue
                 new_address[row] = new_address[row + 1] = block.address
@@ -182,6 +234,8 @@ class _Replay:
                         self._free_unrecorded(blocks[address])
                     blocks[address] = block
                     new_address[row] = block.address
+                elif size and self.optional is not None and self.optional[row]:
+                    self.absent.add(address)
                 elif size:
                     self._event(Action.OOM, -1, self.allocator.settings.round_size(size), stream)
                     self.end = row
@@ -208,6 +262,7 @@ class _Replay:
         selected[pairs + 1] = False
         selected[:begin] = False
         selected[self._releases()] = True
+        selected &= ~np.isin(tape.action, self.left_out)
         rows = np.flatnonzero(selected)
         return rows, action[rows]
 
@@ -248,7 +303,7 @@ class _Replay:
             self.completed_early.remove(address)
             self.dropped[row] = True
         elif address not in blocks or (action == Action.FREE_REQUESTED and blocks[address].pending_events):
-            if size:
+            if size and not self._was_absent(address):
                 raise self._no_block(row)
         elif action == Action.FREE_REQUESTED:
             block = blocks[address]
@@ -268,6 +323,12 @@ class _Replay:
         self.pending.pop(block, None)
         self.allocator.cancel_events(block)
         self.allocator.segments.merge_free(block)
+
+    def _was_absent(self, address: int) -> bool:
+        """Return whether a free is that of an optional request that failed."""
+        is_absent = address in self.absent
+        self.absent.discard(address)
+        return is_absent
 
     def _no_block(self, row: int) -> ValueError:
         return ValueError(f"row {row} frees {int(self.recorded.address[row]):#x}, where no block is allocated")

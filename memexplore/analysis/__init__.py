@@ -8,6 +8,7 @@
 - `segments`, `addresses`: segments, blocks and free gaps after a row; fragmentation
 - `location`, `places`: the position of a row in the run; lines of code as text
 - `verdict`, `verdict_content`: whether the run fits, and what ended it; the same in words, for every surface
+- `need`: the smallest capacity with which a run goes through, and what it reserves with room for everything
 - `picture`: the tape to draw for a run that did not fit
 - `summary`: the object of ``memexplore run --json``
 - `placements`: the peaks over placements of segments by the driver

@@ -9,8 +9,9 @@ import numpy as np
 from memexplore.analysis.curves import category_bytes, peak
 from memexplore.analysis.growth import leak
 from memexplore.analysis.location import where
+from memexplore.analysis.need import need, need_with_expandable_segments
 from memexplore.analysis.rank import nccl_object
-from memexplore.analysis.verdict import caught_requests, failed_request, verdict
+from memexplore.analysis.verdict import Verdict, caught_requests, failed_request, verdict
 from memexplore.tape import Category, Tape
 
 
@@ -27,7 +28,8 @@ def summary(tape: Tape) -> dict[str, Any]:
     `bytes_per_period`, `full_at` (the number of a period, or None) and the location of the allocation that grows most;
     `rank` and `world`, the number of processes, or None; `nccl`, None without NCCL, with `low` and `high`, the range of
     its bytes outside the allocator, in no peak, `communicators`, each with `size` and `all_to_all`, and `source`;
-    `notes`.
+    `need`, the memory with which it runs (`smallest`, `with_expandable_segments`, `without_pressure`, and `retries`
+    with the smallest), or None where it is not known; `notes`.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"address": [0], "size": [40]}, meta=Meta(Source.MEASURED, "cpu"))
@@ -49,6 +51,7 @@ def summary(tape: Tape) -> dict[str, Any]:
         "peak_requested": peak(tape, "requested")[0],
         "peak_allocated": allocated,
         "peak_reserved": peak(tape, "reserved")[0],
+        "need": _need(tape),
         "steps": int(np.count_nonzero(np.unique(tape.step) > 0)),
         "at_peak": where(tape, row) | {"by_category": {kind.text: int(shares[kind]) for kind in Category}},
         "failed_request": _request(tape, failed) if failed >= 0 else None,
@@ -59,6 +62,14 @@ def summary(tape: Tape) -> dict[str, Any]:
         "nccl": nccl_object(tape),
         "notes": [*filter(None, (tape.meta.unmeasured,)), *tape.meta.notes],
     }
+
+
+def _need(tape: Tape) -> dict[str, Any] | None:
+    required = need(tape) if tape.meta.capacity is not None and verdict(tape) in (Verdict.FITS, Verdict.OOM) else None
+    if required is None:
+        return None
+    expandable = need_with_expandable_segments(tape.whole or tape)
+    return required._asdict() | {"with_expandable_segments": None if expandable is None else expandable.smallest}
 
 
 def _growth(tape: Tape) -> dict[str, Any] | None:

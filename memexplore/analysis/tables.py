@@ -38,7 +38,7 @@ _NODE = re.compile(
     r"torch::autograd::(?:generated::|\(anonymous namespace\)::)?(?P<node>\w+?)(?:::apply\(|_apply_impl)"
 )
 # File names of C and C++ frames in a snapshot: a source file, or nothing.
-_NATIVE = re.compile(r"^(\?\?)?$|\.(c|cc|cpp|cu|cuh|h|hpp|so[.\d]*)$")
+_NATIVE = re.compile(r"^(\?\?)?$|\.(c|cc|cpp|cu|cuh|h|hpp|o|so[.\d]*)$")
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 """A part of a layer's name that is a number."""
 _HERE = tuple(

@@ -17,8 +17,8 @@ class Point(NamedTuple):
     """Time per sample relative to the step as written; 1 is as fast."""
     extra_flops: float
     """FLOPs per sample relative to the step as written, minus 1: 0.31 is 31 % more."""
-    peak_reserved: int
-    """Reserved bytes that the setting needs; more than the capacity if it does not fit."""
+    needed: int
+    """The smallest capacity in bytes with which the setting runs; more than that of the GPU if it does not fit."""
     fits: bool
     source: Source = Source.PREDICTED
     """Origin of memory and time."""

@@ -10,11 +10,13 @@ import enum
 import re
 from typing import NamedTuple
 
+from memexplore.allocator.smallest import Need
 from memexplore.analysis.budget import budget, limit_setter, owner, short_name
 from memexplore.analysis.curves import cached_by_tape, category_bytes, curve, peak
-from memexplore.analysis.growth import leak
+from memexplore.analysis.growth import Leak, leak
 from memexplore.analysis.levers import lever
 from memexplore.analysis.location import location_text
+from memexplore.analysis.need import error, need, need_with_expandable_segments, retries
 from memexplore.analysis.places import Place, name_cells, place, places
 from memexplore.analysis.rank import most_of_nccl, nccl_text, rank_text
 from memexplore.analysis.verdict import Verdict, caught_requests, caught_text, failed_request, stop_text, verdict
@@ -46,7 +48,7 @@ class Level(enum.StrEnum):
 
     FITS = "fits"
     TIGHT = "tight"
-    """Fits with less than 5 % of the device left."""
+    """Fits with less than 5 % of the device or the error of the prediction left, or by giving back cached memory."""
     GROWING = "growing"
     """Fits so far, and memory grows from step to step."""
     OOM = "oom"
@@ -69,7 +71,7 @@ class VerdictContent(NamedTuple):
     """Peak reserved of the tape."""
     capacity: int | None
     needed: int
-    """Peak reserved of the whole run; of a run that stopped at least."""
+    """The smallest capacity with which the whole run goes through; of a run that stopped at least."""
     device: str
     """Short name, such as ``T4``."""
     grows: Place | None = None
@@ -81,36 +83,27 @@ class VerdictContent(NamedTuple):
         return f"{self.headline}\n{self.detail}"
 
 
-def verdict_content(tape: Tape, needed: int | None = None) -> VerdictContent:
+@cached_by_tape
+def verdict_content(tape: Tape) -> VerdictContent:
     """Return the verdict on a run in words.
 
-    `needed` are the bytes that the run reserves with unlimited memory, by default those of `tape.whole`. Without
-    either, the verdict on a run out of memory gives the bytes held and requested when it stopped, as "more than".
+    A run out of memory needs what `tape.whole` needs. Without it the verdict gives the bytes held and requested when it
+    stopped, as "more than".
 
     >>> from memexplore.tape import Meta, Phase, Source
-    >>> meta = Meta(Source.PREDICTED, "Tesla T4", gpu="T4", capacity=8192, versions={"torch": "2.13.0"})
+    >>> meta = Meta(Source.PREDICTED, "Tesla T4", gpu="T4", capacity=8 << 20, versions={"torch": "2.13.0"})
     >>> tape = Tape.from_columns({"address": [0, 4096], "size": [3072, 1024], "step": [1, 1], "module": [0, 0],
     ...     "category": [Category.ACTIVATION, Category.INPUT], "phase": [Phase.FORWARD] * 2}, modules=["conv1"],
     ...     meta=meta)
     >>> print(verdict_content(tape).text)
-    Fits: needs 4.00 KiB · T4 has 8.00 KiB · 4.00 KiB to spare
-    Peak 4.00 KiB allocated in step 1, forward of conv1 · 75 % activations, 25 % inputs: try checkpointing or mixed \
-precision · predicted, torch 2.13
+    Fits: needs 2.00 MiB · T4 has 8.00 MiB · 6.00 MiB to spare
+    Peak 4.00 KiB allocated in step 1, forward of conv1 · 75 % activations, 25 % inputs · predicted, torch 2.13
 
     Raises ValueError for a tape that is not placed.
     """
-    return _of_tape(tape) if needed is None else _verdict(tape, needed)
-
-
-@cached_by_tape
-def _of_tape(tape: Tape) -> VerdictContent:
-    return _verdict(tape, None if tape.whole is None else peak(tape.whole, "reserved")[0])
-
-
-def _verdict(tape: Tape, needed: int | None) -> VerdictContent:
     match verdict(tape):
         case Verdict.OOM:
-            return _out_of_memory(tape, needed)
+            return _out_of_memory(tape)
         case Verdict.NOT_ON_GPU:
             return _content(tape, Level.NONE, _not_on_gpu(tape), [tape.meta.advice or _ADVICE, _source(tape)])
         case Verdict.PARTLY_MEASURED:
@@ -151,25 +144,56 @@ def _content(
 
 
 def _fits(tape: Tape) -> VerdictContent:
-    used, capacity = peak(tape, "reserved")[0], tape.meta.capacity
-    caught = tuple(line for row in caught_requests(tape) for line in _places(tape, row)[:1])
-    has_room = capacity is not None and used < capacity * _ROOMY
-    details = [
-        f"Peak {_held(tape)}{_at(tape)}",
-        _shares(tape) if has_room else _shares_and_lever(tape),
-        caught_text(tape).removesuffix("."),
-        _limit(tape),
-        _source(tape),
-    ]
+    capacity = tape.meta.capacity
     if capacity is None:
         device = "the CPU" if tape.meta.device == "cpu" else tape.meta.device
         parts = [f"On {device}", _shares_and_lever(tape), _source(tape)]
         return _content(tape, Level.NONE, f"Peak {_held(tape)}{_at(tape)}", parts)
-    spare = capacity - used
-    is_tight = spare - most_of_nccl(tape) < capacity * TIGHT
+    required = _need(tape)
+    has_room = required.without_pressure < capacity * _ROOMY
+    caught = tuple(line for row in caught_requests(tape) for line in _places(tape, row)[:1])
+    details = [
+        f"Peak {_held(tape)}{_at(tape)}",
+        _shares(tape) if has_room else _shares_and_lever(tape),
+        _pressure(tape, required),
+        caught_text(tape).removesuffix("."),
+        _limit(tape),
+        _source(tape),
+    ]
+    spare, margin = capacity - required.smallest, round(error(tape) * required.smallest)
+    is_tight = (
+        min(spare - most_of_nccl(tape), spare - margin) < capacity * TIGHT or capacity < required.without_pressure
+    )
     rest = "" if spare > 0 else "nothing to spare"
-    headline = f"{'Fits tightly' if is_tight else 'Fits'}: {budget(used, capacity, owner(tape.meta), rest=rest)}"
-    return _content(tape, Level.TIGHT if is_tight else Level.FITS, headline, details, caught)
+    headline = (
+        f"{'Fits tightly' if is_tight else 'Fits'}: {budget(required.smallest, capacity, owner(tape.meta), rest=rest)}"
+    )
+    if spare < margin:
+        low, high = (size_text(required.smallest + sign * margin) for sign in (-1, 1))
+        headline = f"May not fit: needs {low} to {high}, as {_ESTIMATES} · {_has(tape)}"
+    level = Level.TIGHT if is_tight else Level.FITS
+    return _content(tape, level, headline, details, caught, needed=required.smallest)
+
+
+_ESTIMATES = "workspaces of cuDNN are estimates"
+
+
+def _need(tape: Tape) -> Need:
+    required = need(tape)
+    assert required is not None, "it is known of every run that fits"
+    return required
+
+
+def _pressure(tape: Tape, required: Need) -> str:
+    """Return what a run reserves with room for everything where it needs less, and what the difference costs."""
+    if required.without_pressure <= required.smallest:
+        return ""
+    room = f"{size_text(required.without_pressure)} reserved where there is room"
+    capacity = tape.meta.capacity
+    if capacity is None or capacity >= required.without_pressure or failed_request(tape) >= 0:
+        return room
+    times = retries(tape)
+    return f"{room}; here the allocator gives its cache back {times} time{'s' * (times != 1)}, which takes time"
 
 
 def _growing(tape: Tape) -> VerdictContent | None:
@@ -183,7 +207,8 @@ def _growing(tape: Tape) -> VerdictContent | None:
         headline += f": full at about {growing.unit} {about(growing.full_at):,}"
     where = _places(tape, growing.row)
     held = f"at {where[0].text} " if where else ""
-    used = peak(tape, "reserved")[0]
+    required = need(tape) if fits else None
+    used = peak(tape, "reserved")[0] if required is None else required.smallest
     category = Category(int(tape.category[growing.row])).text.capitalize()
     kept = f"{category} memory allocated {held}is kept from {growing.unit} to {growing.unit}"
     so_far = f"needs {size_text(used)} so far, {_has(tape)}" if fits else ""
@@ -203,19 +228,23 @@ def about(number: int) -> int:
 # -- runs out of memory
 
 
-def _out_of_memory(tape: Tape, needed: int | None) -> VerdictContent:
+def _out_of_memory(tape: Tape) -> VerdictContent:
     row = failed_request(tape)
     least = int(curve(tape)[row]) + int(tape.size[row])
-    growing = leak(tape)
+    growing, required = leak(tape), need(tape)
+    needed = least if required is None else required.smallest
     details = [
         "" if tape.whole is None else f"Peak {_held(tape.whole)}",
         # Of a run that failed itself the post-mortem knows more: what the memory is for, and who holds it.
         _shares_and_lever(tape.whole or tape)
-        if growing is None and needed is not None
+        if growing is None and required is not None
         else _shares(tape.whole or tape),
-        f"memory grows {growing.rate}" if growing is not None else "",
-        _spilled(tape, row, needed, least) or f"stops {stop_text(tape)}",
-        _gaps(tape, row) if needed is None else "",
+        "" if growing is None else f"needs {'more than ' * (required is None)}{size_text(needed)}",
+        "" if required is None else _pressure(tape, required),
+        _with_expandable_segments(tape),
+        _perhaps(tape, required),
+        _spilled(tape, row, required, least) or f"stops {stop_text(tape)}",
+        _gaps(tape, row) if required is None else "",
         "the program caught the error and allocated nothing afterwards" if tape.meta.ending is Ending.COMPLETED else "",
         caught_text(tape).removesuffix("."),
         _limit(tape),
@@ -225,18 +254,24 @@ def _out_of_memory(tape: Tape, needed: int | None) -> VerdictContent:
     return _content(
         tape,
         Level.OOM,
-        _over(tape, row, needed, least),
+        _over(tape, row, required, least) if growing is None else _grew(tape, growing),
         details,
         (*_places(tape, row), *where_grows),
-        max(needed or 0, least),
+        needed,
         where_grows[0] if where_grows else None,
     )
 
 
-def _over(tape: Tape, row: int, needed: int | None, least: int) -> str:
+def _grew(tape: Tape, growing: Leak) -> str:
+    """Return that growth has filled the device: a larger one would only be full later."""
+    capacity = "" if tape.meta.capacity is None else f" · {_has(tape)}"
+    return f"Out of memory: grows {growing.rate}{capacity}"
+
+
+def _over(tape: Tape, row: int, required: Need | None, least: int) -> str:
     """Return how much more a run needs than there is."""
     capacity = tape.meta.capacity
-    more, size = ("", needed) if needed is not None else ("more than ", least)
+    more, size = ("more than ", least) if required is None else ("", required.smallest)
     if capacity is None:
         return f"Out of memory: needs {more}{size_text(size)}"
     if size > capacity:
@@ -248,7 +283,26 @@ def _over(tape: Tape, row: int, needed: int | None, least: int) -> str:
     return f"Does not fit {where}: {share} free, but no piece for {size_text(int(tape.size[row]))}"
 
 
-def _spilled(tape: Tape, row: int, needed: int | None, least: int) -> str:
+def _with_expandable_segments(tape: Tape) -> str:
+    """Return that a run out of memory fits with expandable segments; empty if it does not, or if that is unknown."""
+    capacity = tape.meta.capacity
+    if capacity is None or tape.whole is None or peak(tape.whole)[0] > capacity:
+        return ""
+    required = need_with_expandable_segments(tape.whole)
+    if required is None or required.smallest > capacity:
+        return ""
+    return f"with expandable_segments:True it fits and needs {size_text(required.smallest)}"
+
+
+def _perhaps(tape: Tape, required: Need | None) -> str:
+    """Return the lower end of an estimate with which the run would fit; empty if it would not."""
+    if required is None or tape.whole is None:
+        return ""
+    low = round(required.smallest * (1 - error(tape.whole)))
+    return f"it may fit, as {_ESTIMATES}: needs {size_text(low)} or more" if low <= (tape.meta.capacity or 0) else ""
+
+
+def _spilled(tape: Tape, row: int, required: Need | None, least: int) -> str:
     """Return what Windows would put into system memory, and from where on; empty where the run would end instead.
 
     Since R536 the driver does so with requests beyond the GPU, unless "CUDA - Sysmem Fallback Policy" in its control
@@ -258,11 +312,12 @@ def _spilled(tape: Tape, row: int, needed: int | None, least: int) -> str:
     can_spill = meta.os is Os.WINDOWS and meta.source is Source.PREDICTED and meta.capacity_without_limit is None
     if not can_spill or meta.capacity is None:
         return ""
-    over = max(needed or 0, least) - meta.capacity
+    # The driver refuses nothing there, so the allocator gives nothing back.
+    over = (least if required is None else required.without_pressure) - meta.capacity
     if over <= 0:
         # There is enough memory, in gaps between blocks: a new segment is what finds no place.
         over = int(tape.size[row])
-    more = "more than " if needed is None else ""
+    more = "more than " if required is None else ""
     return (
         f"on Windows {more}{size_text(over)} would be in system memory, which is slow, without an OutOfMemoryError "
         f"(the driver's sysmem fallback), first {stop_text(tape)}"

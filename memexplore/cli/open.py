@@ -52,6 +52,8 @@ def main(options: argparse.Namespace) -> int:
     with reading(options.file):
         tapes = snapshot.load(options.file)
         devices = [_device_summary(device, tape) for device, tape in tapes.items()]  # of tapes with addresses only
+    if not tapes:
+        print("memexplore: the file has no device: nothing was on the GPU when it was written", file=sys.stderr)
     if options.html is not None:
         pages = [options.html.with_stem(options.html.stem + (f"-{n}" if n else "")) for n in range(len(tapes))]
         for path in pages:

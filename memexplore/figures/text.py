@@ -97,7 +97,7 @@ def tensors_text(tape: Tape, row: int | None = None, count: int = 12) -> str:
 
 
 def tradeoff_text(points: Sequence[Point], capacity: int | None = None) -> str:
-    """Return settings as text, fastest first: outcome, peak reserved, time, FLOPs; a star marks the Pareto frontier.
+    """Return settings as text, fastest first: outcome, need, time, FLOPs; a star marks the Pareto frontier.
 
     >>> print(tradeoff_text([Point("as written", 1.0, 0.0, 2048, False), Point("sqrt", 1.3, 0.3, 1024, True)], 1536))
     1 of 2 settings fit in 1.50 KiB
@@ -107,15 +107,15 @@ def tradeoff_text(points: Sequence[Point], capacity: int | None = None) -> str:
     """
     fitting = sum(point.fits for point in points)
     title = f"{fitting} of {len(points)} settings fit" + (f" in {size_text(capacity)}" if capacity is not None else "")
-    best = frontier([(point.slow_down, point.peak_reserved) for point in points])
-    highest = max((point.peak_reserved for point in points), default=1) or 1
+    best = frontier([(point.slow_down, point.needed) for point in points])
+    highest = max((point.needed for point in points), default=1) or 1
     rows = [
         (
             "fits" if points[number].fits else "does not fit",
-            size_text(points[number].peak_reserved),
+            size_text(points[number].needed),
             _text_or_dash(points[number].slow_down, "{:.2f}x".format),
             _text_or_dash(points[number].extra_flops, signed_percent),
-            bar(points[number].peak_reserved / highest, 18),
+            bar(points[number].needed / highest, 18),
             f"{'*' if number in best else ' '} {points[number].setting}",
         )
         for number in sorted(range(len(points)), key=lambda number: (points[number].slow_down, number))

@@ -1,4 +1,4 @@
-"""Draw the trade-offs of settings: time against peak reserved memory, and that memory against the largest batch."""
+"""Draw the trade-offs of settings: time against needed memory, and needed memory against the largest batch."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def setting_hover_text(point: Point, capacity: int | None = None) -> str:
     """Return the hover text of a setting.
 
     >>> setting_hover_text(Point("precision bf16", 0.5, 0.0, 1024, True), 2048)
-    '<b>precision bf16</b><br>1.00 KiB reserved, 1.00 KiB to spare<br>0.50 times the time, +0 % FLOPs'
+    '<b>precision bf16</b><br>needs 1.00 KiB, 1.00 KiB to spare<br>0.50 times the time, +0 % FLOPs'
     """
     margin_text = ""
     if capacity is not None:
-        margin = capacity - point.peak_reserved
+        margin = capacity - point.needed
         margin_text = f", {size_text(abs(margin))} {'to spare' if margin >= 0 else 'too much'}"
     return (
-        f"<b>{escaped(point.setting)}</b><br>{size_text(point.peak_reserved)} reserved{margin_text}<br>"
+        f"<b>{escaped(point.setting)}</b><br>needs {size_text(point.needed)}{margin_text}<br>"
         f"{point.slow_down:.2f} times the time, {signed_percent(point.extra_flops)} FLOPs"
     )
 
@@ -68,7 +68,7 @@ def tradeoff(
     height: int = HEIGHT,
     theme: Theme = Theme.ANY,
 ) -> go.Figure:
-    """Return settings as points (x: time or FLOPs, y: peak reserved) with lines for the frontier and the capacity.
+    """Return settings as points (x: time or FLOPs, y: needed memory) with lines for the frontier and the capacity.
 
     Traces by `name`: `frontier`, `fits` (circles), `does not fit` (crosses); `customdata` of a point is its index in
     `points`, `ids` its setting. `capacity` is in bytes, `chosen` the setting with a ring, `height` in pixels. Settings
@@ -80,12 +80,12 @@ def tradeoff(
     >>> [(trace.name, list(trace.y)) for trace in figure.data]
     [('frontier', [2048, 1024]), ('fits', [1024]), ('does not fit', [2048])]
     """
-    best = frontier([(x_axis.value_of(point), point.peak_reserved) for point in points])
+    best = frontier([(x_axis.value_of(point), point.needed) for point in points])
     valid = [number for number, point in enumerate(points) if x_axis.value_of(point) == x_axis.value_of(point)]
     edge = _edge([x_axis.value_of(points[number]) for number in valid])
-    ceiling = _ceiling([points[number].peak_reserved for number in valid], capacity)
+    ceiling = _ceiling([points[number].needed for number in valid], capacity)
     xs = [min(x_axis.value_of(point), edge) for point in points]
-    ys = [min(point.peak_reserved, ceiling) for point in points]
+    ys = [min(point.needed, ceiling) for point in points]
     figure = go.Figure()
     figure.add_scatter(
         x=[xs[number] for number in best],
@@ -127,7 +127,7 @@ def tradeoff(
     # The ends of the frontier are the fastest and the smallest setting.
     named = list(dict.fromkeys((*marked, *best[:1], *best[-1:], *best)))
     for number in named:
-        if points[number].peak_reserved <= ceiling:
+        if points[number].needed <= ceiling:
             texts_of[number] = f"{_own_name(points, number)} {texts_of[number]}".strip()
     # The value of a clipped setting comes first: without it, its place would be taken for its value.
     order = [number for number in dict.fromkeys((*clipped, *named)) if texts_of[number]]
@@ -145,7 +145,7 @@ def tradeoff(
             "range": [0, edge * _HEADROOM],
         },
         yaxis={
-            "title": {"text": f"peak reserved, {' or '.join(sources)}"},
+            "title": {"text": f"needed memory, {' or '.join(sources)}"},
             "range": [0, top],
             "tickvals": values,
             "ticktext": texts,
@@ -163,7 +163,7 @@ def largest_batches(
     height: int = HEIGHT,
     theme: Theme = Theme.ANY,
 ) -> go.Figure:
-    """Return settings as points: x is the largest batch that fits with a setting, y its peak reserved in bytes.
+    """Return settings as points: x is the largest batch that fits with a setting, y the bytes that it needs.
 
     `batches` has the largest batch of each point, 0 where it is unknown: such a point is omitted. `customdata` of a
     point is its index in `points`, `ids` its setting, `chosen` the setting with a ring, `height` in pixels.
@@ -173,12 +173,12 @@ def largest_batches(
     ([8], [1024])
     """
     shown = [number for number, batch in enumerate(batches) if batch]
-    best = frontier([(-batches[number], points[number].peak_reserved) for number in shown])
-    ceiling = _ceiling([points[number].peak_reserved for number in shown], capacity)
+    best = frontier([(-batches[number], points[number].needed) for number in shown])
+    ceiling = _ceiling([points[number].needed for number in shown], capacity)
     figure = go.Figure()
     figure.add_scatter(
         x=[batches[number] for number in shown],
-        y=[min(points[number].peak_reserved, ceiling) for number in shown],
+        y=[min(points[number].needed, ceiling) for number in shown],
         name="largest batch that fits",
         mode="markers",
         marker={
@@ -193,10 +193,10 @@ def largest_batches(
         cliponaxis=False,
     )
     shapes, annotations, line, top = _capacity(
-        capacity, max((min(points[n].peak_reserved, ceiling) for n in shown), default=1)
+        capacity, max((min(points[n].needed, ceiling) for n in shown), default=1)
     )
     end = max((batches[number] for number in shown), default=1) * _HEADROOM
-    drawn = [(batches[number], min(points[number].peak_reserved, ceiling)) for number in shown]
+    drawn = [(batches[number], min(points[number].needed, ceiling)) for number in shown]
     names_of = [(*drawn[index], _own_name(points, shown[index])) for index in best]
     annotations += name_labels(names_of, drawn, line, end, top, height)
     values, texts = byte_ticks(top)
@@ -205,7 +205,7 @@ def largest_batches(
         annotations=annotations,
         xaxis={"title": {"text": "largest batch that fits"}, "range": [0, end]},
         yaxis={
-            "title": {"text": "peak reserved at the present batch"},
+            "title": {"text": "needed memory at the present batch"},
             "range": [0, top],
             "tickvals": values,
             "ticktext": texts,
@@ -242,7 +242,7 @@ def _ceiling(sizes: Sequence[int], capacity: int | None) -> int:
 
 def _clipped_text(point: Point, x_axis: XAxis, edge: float, ceiling: int) -> str:
     """Return the values of a setting that lies beyond an axis, empty for any other."""
-    beyond = [f"↑ {size_text(point.peak_reserved)}"] if point.peak_reserved > ceiling else []
+    beyond = [f"↑ {size_text(point.needed)}"] if point.needed > ceiling else []
     value = x_axis.value_of(point)
     return " ".join(beyond + ([f"{value:.1f} →"] if value > edge else []))
 
@@ -250,7 +250,7 @@ def _clipped_text(point: Point, x_axis: XAxis, edge: float, ceiling: int) -> str
 def _clipped_texts(points: Mapping[int, Point], x_axis: XAxis, edge: float, ceiling: int) -> dict[int, str]:
     """Return the text of each point: its values beyond the axes, for neighbours at the upper edge those of all."""
     texts = {number: _clipped_text(point, x_axis, edge, ceiling) for number, point in points.items()}
-    above = [(x_axis.value_of(point), number) for number, point in points.items() if point.peak_reserved > ceiling]
+    above = [(x_axis.value_of(point), number) for number, point in points.items() if point.needed > ceiling]
     groups: list[list[int]] = []
     last = -math.inf
     for value, number in sorted(pair for pair in above if pair[0] <= edge):
@@ -259,7 +259,7 @@ def _clipped_texts(points: Mapping[int, Point], x_axis: XAxis, edge: float, ceil
         groups[-1].append(number)
         last = value
     for group in groups:
-        sizes = [points[number].peak_reserved for number in group]
+        sizes = [points[number].needed for number in group]
         text = f"↑ {range_text(min(sizes), max(sizes))}"
         texts |= {number: text if number == group[len(group) // 2] else "" for number in group}
     return texts

@@ -126,14 +126,14 @@ def trade_offs(
 def history(outcomes: Sequence[Outcome], current: Knobs) -> Tab:
     """Return a table of settings in order: peaks, what is left of the GPU, and FLOPs per sample."""
     as_written = _as_written(outcomes)
-    unit = unit_of(outcome.peak_reserved for outcome in outcomes)
+    unit = unit_of(outcome.needed for outcome in outcomes)
     left = unit_of(abs(outcome.margin) for outcome in outcomes)
     rows = [
         {
             "cells": [
                 str(outcome.knobs),
                 in_unit(outcome.peak_allocated, unit),
-                reserved_cell(outcome, unit),
+                need_cell(outcome, unit),
                 in_unit(outcome.margin, left),
                 _flops_text(outcome, as_written),
             ],
@@ -142,7 +142,7 @@ def history(outcomes: Sequence[Outcome], current: Knobs) -> Tab:
         }
         for outcome in outcomes
     ]
-    titles = ["Setting", f"Allocated, {unit}", f"Reserved, {unit}", f"Left, {left}", "FLOPs per sample"]
+    titles = ["Setting", f"Allocated, {unit}", f"Needs, {unit}", f"Left, {left}", "FLOPs per sample"]
     return {
         "kind": "table",
         "titles": titles,
@@ -163,13 +163,13 @@ def advice(advice: Advice, current: Knobs | None = None, base: Knobs = _WRITTEN)
 
     `base` has the GPU, the batch and the input size with which the search began.
     """
-    unit = unit_of(option.outcome.peak_reserved for option in advice.options)
+    unit = unit_of(option.outcome.needed for option in advice.options)
     left = unit_of(abs(option.outcome.margin) for option in advice.options)
     rows = []
     for option in advice.options:
         cells = [
             advice.text_of(option),
-            reserved_cell(option.outcome, unit),
+            need_cell(option.outcome, unit),
             in_unit(option.outcome.margin, left),
             "" if math.isnan(option.slow_down) else f"× {option.slow_down:.2f}",
             _flops_text(option.outcome, advice.as_written),
@@ -184,7 +184,7 @@ def advice(advice: Advice, current: Knobs | None = None, base: Knobs = _WRITTEN)
             "copy": option.code,
         }
         rows.append(row)
-    titles = ["Setting", f"Reserved, {unit}", f"Left, {left}", "Time", "FLOPs", "Largest batch"]
+    titles = ["Setting", f"Needs, {unit}", f"Left, {left}", "Time", "FLOPs", "Largest batch"]
     sentences = [sentence.removesuffix(":").removesuffix(".") + "." for sentence in advice.sentences]
     is_listed = current is None or any(row["current"] for row in rows)
     other = "" if current is None or is_listed else _other_search(base, current)
@@ -201,19 +201,17 @@ def _other_search(base: Knobs, current: Knobs) -> str:
     return f'Found for another {" and ".join(changed)}: press "What would fit?" for the present one.'
 
 
-def reserved_cell(outcome: Outcome, unit: str) -> dict[str, Any]:
-    """Return the cell of the peak reserved: its text, its share of the capacity, and "tight" or "over"."""
-    share = outcome.peak_reserved / max(outcome.capacity, 1)
+def need_cell(outcome: Outcome, unit: str) -> dict[str, Any]:
+    """Return the cell of the need: its text, its share of the capacity, and "tight" or "over"."""
+    share = outcome.needed / max(outcome.capacity, 1)
     tone = "over" if not outcome.fits else "tight" if 0 <= outcome.margin < TIGHT * outcome.capacity else ""
-    return {"text": in_unit(outcome.peak_reserved, unit), "share": share, "tone": tone}
+    return {"text": in_unit(outcome.needed, unit), "share": share, "tone": tone}
 
 
 def fit_text(outcome: Outcome) -> str:
     """Return whether a setting fits, and by how much."""
     if outcome.fits:
         return f"yes, {size_text(outcome.margin)} to spare"
-    if outcome.margin >= 0:
-        return "no: there is memory, but no piece of it is large enough"
     return f"no, {size_text(-outcome.margin)} too much"
 
 

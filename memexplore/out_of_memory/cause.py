@@ -12,6 +12,7 @@ import numpy as np
 
 from memexplore.hardware import catalogue
 from memexplore.out_of_memory import counterfactual
+from memexplore.out_of_memory.continuation import continuation
 from memexplore.out_of_memory.evidence_types import Evidence
 from memexplore.out_of_memory.held import held_groups
 from memexplore.out_of_memory.held_types import HeldGroup, WhyHeld
@@ -63,11 +64,12 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
 
     The order of the causes: a leak fails sooner or later whatever else is changed; fragmentation is cured by a setting;
     then what is held, by one change of the code or by several together; then other processes. What is held, and what
-    other processes have, counts before fragmentation where it is more than all that is free. A setting cures
-    fragmentation only if the run can go on with it: not the rest of an optimizer's state that does not fit, a result
-    that is longer with each call, memory that each call adds to and that is soon full, nor a forward or backward pass
-    whose rest does not fit, or is not known. What other processes have is a cause only where the limit of the process
-    lets it use more.
+    other processes have, counts before fragmentation where it is more than all that is free. What other processes have
+    is a cause only where the limit of the process lets it use more.
+
+    Without what a cause names the run has to go on: the rest of the failing period, and more periods like the last
+    complete one (`continuation`). Where no period is complete, what follows is not known, and a setting is no cure of a
+    forward or backward pass.
     """
     groups = held_groups(tape, evidence)
     others, processes = _others(tape, evidence)
@@ -89,18 +91,22 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
     enough = _enough(tape, [group for group in groups if group.what is not WhyHeld.OTHER_CELL], missing)
     # The little that a full GPU has left may be in pieces by chance: what is held is more.
     is_much = unused >= _MUCH * (tape.meta.capacity or unused)
-    # State that is still to come is known, and fits: an update does not go on to add more.
-    rises = counterfactual.asks_for_more(tape) or (not to_come and counterfactual.soon_full(tape))
-    goes_on = not rises and _has_room_for_rest(tape, unused)
-    if expandable and is_much and goes_on and max(sum(group.size for group in enough), others) < unused:
+    is_most = max(sum(group.size for group in enough), others) < unused
+    if expandable and is_much and is_most and _goes_on_expandable(tape, to_come):
         return finding_of(Cause.FRAGMENTATION, [])
-    if enough and _lasts(tape, enough, missing):
+    if enough and _goes_on_without(tape, enough):
         return finding_of(Cause.HELD, enough)
-    if others >= missing and counterfactual.fits_with(tape, others):
+    if others >= missing and counterfactual.fits_with(_ahead(tape), others):
         return finding_of(Cause.ANOTHER_PROCESS, [])
-    if (enough := _enough(tape, groups, missing)) and _lasts(tape, enough, missing):
+    if (enough := _enough(tape, groups, missing)) and _goes_on_without(tape, enough):
         return finding_of(Cause.HELD, enough)
     return finding_of(Cause.TOO_MUCH, [])
+
+
+def _ahead(tape: Tape) -> Tape:
+    """Return the tape with what would follow the failed request, as far as it is known."""
+    continued = continuation(tape)
+    return tape if continued is None else continued.tape
 
 
 def _beyond_limit(tape: Tape) -> int:
@@ -109,26 +115,27 @@ def _beyond_limit(tape: Tape) -> int:
     return 0 if without_limit is None else without_limit - (tape.meta.capacity or 0)
 
 
-def _has_room_for_rest(tape: Tape, unused: int) -> bool:
-    """Return whether what is free is enough for the rest of a pass too, as the step before shows it."""
-    if tape.phase[-1] not in (Phase.FORWARD, Phase.BACKWARD):
-        return True
-    rest = counterfactual.rest_of_step(tape)
-    if rest is None and tape.phase[-1] == Phase.FORWARD:
-        # An evaluation has no steps: there an earlier call of the same place shows it.
-        rest = counterfactual.rest_of_call(tape)
-    return rest is not None and int(tape.size[-1]) + rest <= unused
+def _goes_on_expandable(tape: Tape, to_come: int) -> bool:
+    """Return whether the run goes on with expandable segments, as far as it is known."""
+    if counterfactual.asks_for_more(tape):
+        return False
+    if continuation(tape) is not None:
+        return counterfactual.fits_expandable(_ahead(tape))
+    # State that is still to come is known, and fits: an update does not go on to add more.
+    is_pass = tape.phase[-1] in (Phase.FORWARD, Phase.BACKWARD)
+    return not is_pass and bool(to_come or not counterfactual.soon_full(tape))
 
 
-def _lasts(tape: Tape, enough: list[HeldGroup], missing: int) -> bool:
-    """Return whether what is held makes room for the rest of the step too, as far as an earlier step shows it.
+def _goes_on_without(tape: Tape, enough: list[HeldGroup]) -> bool:
+    """Return whether the run goes on without what is held, as far as it is known.
 
-    Where none does, the rest of a forward pass is unknown, and a little that is held is no cause.
+    Where the rest of a first forward pass is not known, a little that is held is no cause.
     """
-    size = sum(group.size for group in enough)
+    if continuation(tape) is not None:
+        rows = {row for group in enough for row in group.rows}
+        return counterfactual.fits_without(_ahead(tape), rows, len(tape) - 1)
     is_first = tape.phase[-1] == Phase.FORWARD and not np.any(tape.step < tape.step[-1])
-    least = _LITTLE * (tape.meta.capacity or 0) if is_first else 0
-    return size >= max(missing + (counterfactual.rest_of_step(tape) or 0), least)
+    return not is_first or sum(group.size for group in enough) >= _LITTLE * (tape.meta.capacity or 0)
 
 
 def _enough(tape: Tape, groups: list[HeldGroup], missing: int) -> list[HeldGroup]:

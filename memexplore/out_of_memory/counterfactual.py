@@ -13,7 +13,7 @@ import numpy as np
 from memexplore.allocator import replay
 from memexplore.analysis.curves import Rows, block_bytes, curve, live_rows
 from memexplore.analysis.periods import periods
-from memexplore.tape import COLUMNS, Action, Phase, Tape
+from memexplore.tape import COLUMNS, Action, Tape
 from memexplore.tape.allocator_settings import Settings
 from memexplore.tape.process_limit import limited
 
@@ -68,15 +68,16 @@ def fits_without_limit(tape: Tape) -> bool:
     return _succeeds(free, dataclasses.replace(settings, per_process_memory_fraction=1.0))
 
 
-def fits_without(tape: Tape, rows: Collection[int]) -> bool:
-    """Return whether the request succeeds if the blocks of some alloc rows are freed after the last of these rows.
+def fits_without(tape: Tape, rows: Collection[int], failing: int | None = None) -> bool:
+    """Return whether a tape goes through if the blocks of some alloc rows are freed after the last of these rows.
 
-    Where that leaves gaps, they are also freed only before the request, when the allocator releases what is free.
+    Where that leaves gaps, they are also freed only before the request that failed, by default the last row, when the
+    allocator releases what is free.
     """
     if not len(rows):
         return False
-    last = len(tape) - 1
-    return any(_succeeds(freed_at(tape, rows, at), None) for at in dict.fromkeys((max(rows) + 1, last)))
+    before = len(tape) - 1 if failing is None else failing
+    return any(_succeeds(freed_at(tape, rows, at), None) for at in dict.fromkeys((max(rows) + 1, before)))
 
 
 def freed_at(tape: Tape, rows: Collection[int], at: int) -> Tape:
@@ -135,37 +136,6 @@ def soon_full(tape: Tape) -> bool:
     """Return whether memory grew with each of the last calls, so that what is free is used up by a few more of them."""
     growth = np.diff(curve(tape, "active")[_calls(tape)[-_RISES - 1 :]])
     return len(growth) == _RISES and bool(np.all(growth > 0)) and unused(tape) < _FEW_CALLS * int(growth.min())
-
-
-def rest_of_step(tape: Tape) -> int | None:
-    """Return by how much memory rose in the step before from the failing place to the last update; None if not known.
-
-    The place is the same call of the op, layer and line, counted from the beginning of the step.
-    """
-    calls, last = _calls(tape), len(tape) - 1
-    failing = int(tape.step[last])
-    number = int(np.count_nonzero(tape.step[calls] == failing))
-    before = calls[tape.step[calls] == failing - 1]
-    if len(before) < number:
-        return None
-    at = int(before[number - 1])
-    of_step = (np.arange(len(tape)) > at) & (tape.step == failing - 1)
-    updates = np.flatnonzero(of_step & (tape.phase == Phase.OPTIMIZER))
-    # What follows the updates, such as an evaluation, is no part of the pass.
-    end = int(updates[-1]) if len(updates) else last
-    rest = of_step & (np.arange(len(tape)) < end) & (tape.phase != Phase.OPTIMIZER)
-    active = curve(tape, "active")
-    return max(int(active[rest].max(initial=0)) - int(active[at]), 0)
-
-
-def rest_of_call(tape: Tape) -> int | None:
-    """Return by how much memory rose after the last request of the failing place; None where it is the first one."""
-    calls = _calls(tape)
-    if len(calls) < 2:
-        return None
-    before = int(calls[-2])
-    active = curve(tape, "active")
-    return int(active[before:-1].max()) - int(active[before])
 
 
 def asks_for_more(tape: Tape) -> bool:

@@ -20,6 +20,7 @@ from memexplore.allocator.gc_pause import gc_paused
 from memexplore.analysis.tables import is_users
 from memexplore.out_of_memory import updates
 from memexplore.out_of_memory.attempts import Attempts, is_readable, one_line
+from memexplore.out_of_memory.cures import cure_of, names_of_classes
 from memexplore.out_of_memory.evidence_types import Evidence, Holder, State, VariableUse
 from memexplore.out_of_memory.joint_losses import losses_of, terms_until
 from memexplore.out_of_memory.liveness import (
@@ -160,8 +161,25 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
         no_update,
         not_trained,
         to_come,
+        _of_libraries(needed),
         losses,
     )
+
+
+def _of_libraries(needed: Reached) -> tuple[Holder, ...]:
+    """Return what the failing call reaches in objects for which a library offers a cure."""
+    blocks: dict[type, dict[int, Block]] = {}
+    for address, block in needed.blocks.items():
+        if block.owner is not None and not block.in_graph and cure_of(names_of_classes(block.owner)) is not None:
+            blocks.setdefault(block.owner, {})[address] = block
+    holders = []
+    for owner, own in blocks.items():
+        # The path begins with the number of its frame.
+        name = next(iter(own.values())).path.partition(".")[2].partition("[")[0]
+        size = sum(block.size for block in own.values())
+        use, classes = VariableUse.IN_USE, names_of_classes(owner)
+        holders.append(Holder(name, use, frozenset(own), frozenset(), size, len(own), True, classes))
+    return tuple(sorted(holders, key=lambda holder: -holder.size))
 
 
 def _weights_behind(reached: Reached) -> set[int]:
@@ -184,7 +202,16 @@ def _in_use(needed: Reached) -> tuple[Holder, ...]:
         size = sum(block.size for block in own.values())
         if len(own) > len(in_graph):
             result.append(
-                Holder(name, VariableUse.IN_USE, frozenset(own), in_graph, size, len(own) - len(in_graph), True)
+                Holder(
+                    name,
+                    VariableUse.IN_USE,
+                    frozenset(own),
+                    in_graph,
+                    size,
+                    len(own) - len(in_graph),
+                    True,
+                    _classes(own),
+                )
             )
     return tuple(result)
 
@@ -358,7 +385,17 @@ def _holder(name: str, use: VariableUse, value: Any, own: dict[int, Any], reache
     label = name + (
         attribute if len(several) == 1 and use in (VariableUse.LATER, VariableUse.DEAD, VariableUse.OTHER_CELL) else ""
     )
-    return Holder(label, use, frozenset(own), in_graph, size, direct, not isinstance(value, torch.Tensor))
+    is_container = not isinstance(value, torch.Tensor)
+    return Holder(label, use, frozenset(own), in_graph, size, direct, is_container, _classes(own))
+
+
+def _classes(blocks: Mapping[int, Block]) -> tuple[str, ...]:
+    """Return the classes of the object that holds most of some blocks."""
+    sizes: dict[type, int] = {}
+    for block in blocks.values():
+        if block.owner is not None:
+            sizes[block.owner] = sizes.get(block.owner, 0) + block.size
+    return names_of_classes(max(sizes, key=sizes.__getitem__, default=None))
 
 
 def _modules(frames: _Frames) -> tuple[str, str]:

@@ -27,6 +27,8 @@ class VariableUse(enum.StrEnum):
     LIBRARY = "of a library"
     """A global variable, or an attribute of a class, that the program does not name."""
     CYCLE = "in reference cycles"
+    OWN_GRADIENT = "in the graph of its own gradient"
+    """Of a leaf after `backward(create_graph=True)`: no variable has it any more."""
     NOT_TRAINED = "not trained"
     """Weights of a model that no optimizer updates."""
 
@@ -53,6 +55,8 @@ class Holder(NamedTuple):
     tensors: int
     """Tensors that the variable holds itself."""
     is_container: bool
+    classes: tuple[str, ...] = ()
+    """The object with the attribute that holds most: its class and those that it is derived from (`cures`)."""
 
 
 class Evidence(NamedTuple):
@@ -88,6 +92,8 @@ class Evidence(NamedTuple):
     """Weights of models that are not trained, under the names of the models."""
     state_to_come: int = 0
     """Bytes at least that the failing update has still to allocate for the optimizer's state."""
+    of_libraries: tuple[Holder, ...] = ()
+    """What the failing call reaches in objects for which `cures` has a row."""
     losses: int = 0
     """Losses with graphs of their own that the failing backward pass sums, and terms that a failing forward pass adds
     to others in one statement."""

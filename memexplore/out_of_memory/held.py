@@ -165,6 +165,7 @@ _BY_USE = {
     VariableUse.OUTPUT: WhyHeld.OUTPUT,
     VariableUse.LAST_ERROR: WhyHeld.LAST_ERROR,
     VariableUse.CYCLE: WhyHeld.CYCLE,
+    VariableUse.OWN_GRADIENT: WhyHeld.OWN_GRADIENT,
     VariableUse.LIBRARY: WhyHeld.LIBRARY,
 }
 LAST_ERROR = "sys.last_exc"

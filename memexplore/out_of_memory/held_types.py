@@ -36,6 +36,8 @@ class WhyHeld(enum.StrEnum):
     OTHER_CELL = "other cell"
     CYCLE = "reference cycle"
     """Only objects that refer to each other have it."""
+    OWN_GRADIENT = "own gradient"
+    """Leaves whose gradients have a graph, which leads to the leaves."""
     LIBRARY = "library"
     """A global variable of a module that the running code does not name."""
 

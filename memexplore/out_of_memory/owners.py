@@ -11,11 +11,13 @@ import gc
 import sys
 import time
 import types
+from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
 
+from memexplore.out_of_memory.cures import GRADIENT
 from memexplore.out_of_memory.evidence_types import Holder, VariableUse
 from memexplore.out_of_memory.reach import address_of, is_users_module, reached_from
 
@@ -37,6 +39,8 @@ def owners(reached: Collection[int], end: float) -> tuple[list[Holder], bool]:
     """
     lost = _lost(reached)
     rest = dict(map(address_of, lost))
+    of_gradients = _in_own_gradients(lost, reached, end)
+    rest = {address: size for address, size in rest.items() if address not in of_gradients.addresses}
     found: dict[tuple[VariableUse, str], dict[int, int]] = {}
     complete = True
     while sum(rest.values()) >= _LEAST:
@@ -59,11 +63,32 @@ def owners(reached: Collection[int], end: float) -> tuple[list[Holder], bool]:
                 rest.pop(address_of(tensor)[0], None)
         del searched
     large = {key: own for key, own in found.items() if sum(own.values()) >= _LEAST}
-    return [_holder(name, use, own) for (use, name), own in large.items()], complete
+    holders = [_holder(name, use, own) for (use, name), own in large.items()]
+    return [*holders, *([of_gradients] if of_gradients.size >= _LEAST else [])], complete
 
 
 def _holder(name: str, use: VariableUse, sizes: dict[int, int]) -> Holder:
     return Holder(name, use, frozenset(sizes), frozenset(), sum(sizes.values()), len(sizes), True)
+
+
+def _in_own_gradients(lost: list[torch.Tensor], reached: Collection[int], end: float) -> Holder:
+    """Return leaves with a gradient that has a graph, and all that the graph has: C++ keeps them for each other."""
+    leaves = [
+        tensor
+        for tensor in lost
+        # Classes of the user may compute their attributes.
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_leaf and tensor.grad is not None
+        if tensor.grad.grad_fn is not None
+    ]
+    blocks = reached_from(leaves, end).blocks
+    own = {address: block for address, block in blocks.items() if address not in reached}
+    in_graph = frozenset(address for address, block in own.items() if block.in_graph)
+    shapes = Counter(tuple(leaf.shape) for leaf in leaves)
+    name = f"Tensor({' × '.join(map(str, shapes.most_common(1)[0][0]))}).grad" if shapes else ""
+    size = sum(block.size for block in own.values())
+    return Holder(
+        name, VariableUse.OWN_GRADIENT, frozenset(own), in_graph, size, len(leaves), True, classes=(GRADIENT,)
+    )
 
 
 def _lost(reached: Collection[int]) -> list[torch.Tensor]:

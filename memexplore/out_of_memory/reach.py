@@ -26,6 +26,8 @@ from memexplore.virtual_gpu.tensors.live_storages import live_storages
 
 _PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), type, types.ModuleType, range, slice)
 _SEQUENCES = (list, tuple, set, frozenset, deque)
+_OF_CONTAINERS = ("builtins", "collections")
+"""Modules of classes that belong to no library: what has an attribute with such an object owns what is in it."""
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _WITH_FRAMES = (types.TracebackType, types.FrameType, types.GeneratorType)
 _FOREIGN = ("IPython", "ipykernel", "ipywidgets", "traitlets", "comm", "zmq", "tornado", "asyncio", "memexplore")
@@ -42,6 +44,8 @@ class Block(NamedTuple):
     in_graph: bool
     """Whether it was reached through a graph."""
     size: int
+    owner: type | None = None
+    """Class of the object with the attribute that leads there, such as a metric with a list of tensors."""
 
 
 class Reached(NamedTuple):
@@ -80,11 +84,11 @@ def reached_from(root: Any, end: float, known: Collection[int] = frozenset()) ->
     """
     blocks: dict[int, Block] = {}
     visited: set[int] = set()
-    waiting: list[tuple[Any, str, bool]] = [(root, "", False)]
+    waiting: list[tuple[Any, str, bool, type | None]] = [(root, "", False, None)]
     kept: list[Any] = []
     count = tensors = 0
     while waiting:
-        value, path, in_graph = waiting.pop()
+        value, path, in_graph, owner = waiting.pop()
         if id(value) in visited or id(value) in known or _is_plain(value):
             continue
         count += 1
@@ -98,9 +102,10 @@ def reached_from(root: Any, end: float, known: Collection[int] = frozenset()) ->
                 tensors += not in_graph
                 before = blocks.get(address)
                 if before is None or (before.in_graph and not in_graph):
-                    blocks[address] = Block(path, in_graph, size)
+                    blocks[address] = Block(path, in_graph, size, owner)
+        own = owner if isinstance(value, torch.Tensor) or type(value).__module__ in _OF_CONTAINERS else type(value)
         try:
-            waiting.extend(_inside(value, path, in_graph))
+            waiting.extend((inner, way, graph, own) for inner, way, graph in _inside(value, path, in_graph))
         except Exception:  # an attribute that cannot be read, a container that another thread changes
             continue
     return Reached(blocks, visited, True, tensors, kept)

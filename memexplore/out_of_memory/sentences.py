@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from memexplore.analysis.budget import limit_text, short_name
 from memexplore.analysis.places import place
 from memexplore.out_of_memory.cause import Cause
+from memexplore.out_of_memory.continuation import replayed_text
 from memexplore.out_of_memory.counterfactual import largest_before
 from memexplore.out_of_memory.held_types import HeldGroup, WhyHeld
 from memexplore.out_of_memory.processes import MOST_PROCESSES, named_processes
@@ -117,7 +118,8 @@ def _too_much(post_mortem: PostMortem) -> str:
 
 def _fragmentation(post_mortem: PostMortem) -> str:
     free = post_mortem.memory.usable
-    return f"{size_text(free)} are free in pieces, and with expandable segments the same requests fit (replayed)"
+    how = replayed_text(post_mortem.tape)
+    return f"{size_text(free)} are free in pieces, and with expandable segments the same requests fit ({how})"
 
 
 def _leak(post_mortem: PostMortem) -> str:
@@ -146,7 +148,7 @@ def _held(post_mortem: PostMortem) -> str:
     if len(enough) > 1:
         others = ", ".join(_held_text(group) for group in enough[1:3])
         return f"{first}, and {others}"
-    return f"{first}; without this memory the request fits (replayed)"
+    return f"{first}; without this memory the request fits ({replayed_text(post_mortem.tape)})"
 
 
 def _named(post_mortem: PostMortem) -> list[HeldGroup]:
@@ -175,6 +177,7 @@ _REASONS = {
     WhyHeld.OUTPUT: "{size} are in the notebook's output `{holder}`",
     WhyHeld.LAST_ERROR: "{size} are held by the frames of an earlier error (`{holder}`)",
     WhyHeld.CYCLE: "{size} are in objects that only refer to each other ({holder})",
+    WhyHeld.OWN_GRADIENT: "{size} are in `{holder}` with a graph, and in that graph, which refer to each other",
     WhyHeld.LIBRARY: "{size} are in the global variable `{holder}`, which the running code does not name",
     WhyHeld.OTHER_CELL: "{size} are in `{holder}` of another cell",
 }
@@ -198,4 +201,4 @@ def _another_process(post_mortem: PostMortem) -> str:
         who = ", ".join(f"process {process}" for process, _ in post_mortem.processes) or "other processes"
     holds = "holds" if count == 1 else "hold"
     share = f"{size_text(post_mortem.others)} of {size_text(total)}" if total else size_text(post_mortem.others)
-    return f"{who} {holds} about {share}, and with that memory the request fits (replayed)"
+    return f"{who} {holds} about {share}, and with that memory the request fits ({replayed_text(post_mortem.tape)})"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from memexplore.analysis.budget import is_limited_by_settings, limit_setter
 from memexplore.analysis.curves import block_bytes
 from memexplore.out_of_memory import concatenated
 from memexplore.out_of_memory.cause import Cause, Finding
-from memexplore.out_of_memory.counterfactual import alive
+from memexplore.out_of_memory.continuation import continuation
+from memexplore.out_of_memory.counterfactual import alive, bytes_of
+from memexplore.out_of_memory.cures import CURES, GRADIENT, cure_of
 from memexplore.out_of_memory.evidence_types import Evidence
 from memexplore.out_of_memory.held import LAST_ERROR
 from memexplore.out_of_memory.held_types import HeldGroup, WhyHeld
@@ -24,19 +28,24 @@ def suggestions(tape: Tape, finding: Finding, evidence: Evidence | None) -> tupl
     """Return what to change, the change that cures the cause first."""
     result: list[Suggestion] = []
     if finding.cause is Cause.FRAGMENTATION:
-        result += [_EXPANDABLE, *of_need(tape, evidence)]
+        result += [_expandable(tape), *of_need(tape, evidence)]
     if finding.cause is Cause.ANOTHER_PROCESS:
         result.append(_other_process(finding))
     cures = finding.cause in (Cause.LEAK, Cause.HELD)
     least = _LITTLE * block_bytes(tape)[alive(tape)].sum()
     groups = [group for number, group in enumerate(finding.held) if group.size >= least or (cures and not number)]
-    result += [_of_group(tape, group)._replace(fits=cures and group.rows == finding.held[0].rows) for group in groups]
+    result += [
+        (_of_library(group, evidence) or _of_group(tape, group))._replace(
+            fits=cures and group.rows == finding.held[0].rows
+        )
+        for group in groups
+    ]
     if finding.cause is Cause.LEAK and (longer := concatenated.again(tape)) is not None:
         result.insert(0, longer)
     if finding.cause is Cause.TOO_MUCH:
-        result = [*of_need(tape, evidence), *result]
+        result = [*_of_evaluation(tape, finding, evidence), *of_need(tape, evidence), *result]
         if finding.fits_expandable:
-            result.append(_EXPANDABLE)
+            result.append(_expandable(tape))
     if finding.fits_without_limit and finding.cause is not Cause.LEAK:
         result.insert(0 if finding.cause is Cause.TOO_MUCH else len(result), _higher_limit(tape))
     kept: dict[str, Suggestion] = {}
@@ -45,13 +54,14 @@ def suggestions(tape: Tape, finding: Finding, evidence: Evidence | None) -> tupl
     return tuple(kept.values())
 
 
-_EXPANDABLE = Suggestion(
-    "Let segments grow, so that gaps between blocks are used: set this before torch is imported. What the rest of the "
-    "step needs is not part of the replay.",
-    'import os; os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"',
-    0,
-    True,
-)
+_EXPANDABLE = 'import os; os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"'
+
+
+def _expandable(tape: Tape) -> Suggestion:
+    text = "Let segments grow, so that gaps between blocks are used: set this before torch is imported."
+    if continuation(tape) is None:
+        text += " What the program asks for next is not part of the replay."
+    return Suggestion(text, _EXPANDABLE, 0, True)
 
 
 def _higher_limit(tape: Tape) -> Suggestion:
@@ -74,6 +84,31 @@ def _other_process(finding: Finding) -> Suggestion:
     return Suggestion(
         f"End {who} on this GPU, or use another GPU: nvidia-smi lists the processes.", "", finding.others, True
     )
+
+
+def _of_evaluation(tape: Tape, finding: Finding, evidence: Evidence | None) -> list[Suggestion]:
+    """Return what libraries offer against what their objects keep in an evaluation, where it is what is missing."""
+    if evidence is None or not evidence.evaluating:
+        return []
+    row_at = {int(tape.address[row]): int(row) for row in alive(tape)}
+    result = []
+    for holder in evidence.of_libraries:
+        size = bytes_of(tape, [row_at[address] for address in holder.addresses if address in row_at])
+        cure = cure_of(holder.classes)
+        if cure is not None and size >= finding.missing:
+            result.append(Suggestion(cure.text.format(holder=holder.name), cure.code, size, False))
+    return result
+
+
+def _of_library(group: HeldGroup, evidence: Evidence | None) -> Suggestion | None:
+    """Return what the library of an object offers that keeps the group; None where no row of `cures` is for it."""
+    names = group.holder.split(", ")
+    holders = (*evidence.holders, *evidence.in_use) if evidence is not None else ()
+    found = (cure_of(holder.classes) for holder in holders if holder.name in names)
+    cure = next(filter(None, found), None)
+    if cure is None:
+        return None
+    return Suggestion(cure.text.format(holder="`, `".join(names)), cure.code, group.size, False)
 
 
 def _of_group(tape: Tape, group: HeldGroup) -> Suggestion:
@@ -133,10 +168,19 @@ def _of_group(tape: Tape, group: HeldGroup) -> Suggestion:
             "refer to each other wait for the garbage collector.",
             "import gc; gc.collect()",
         ),
-        WhyHeld.LIBRARY: (f"Clear `{names}` when a round ends: the running code does not name it.", ""),
+        WhyHeld.OWN_GRADIENT: CURES[GRADIENT][:2],
+        WhyHeld.LIBRARY: (
+            f"Clear `{names}` {_when_filled(tape, group)}: the running code does not name it.",
+            "" if ", " in group.holder else f"{group.holder}.clear()",
+        ),
         WhyHeld.OTHER_CELL: _of_other_cell(tape, group, names),
     }[group.what]
     return Suggestion(text, code, group.size, False)
+
+
+def _when_filled(tape: Tape, group: HeldGroup) -> str:
+    is_of_step = bool(np.all(tape.step[list(group.rows)] == tape.step[-1]))
+    return "between the layers that fill it, within the step" if is_of_step else "when a round ends"
 
 
 def _of_other_cell(tape: Tape, group: HeldGroup, names: str) -> tuple[str, str]:

@@ -79,6 +79,7 @@ class WhatFits(NamedTuple):
                 "setting": str(option.knobs),
                 "gpu": option.outcome.gpu,
                 "peak_reserved": option.outcome.peak_reserved,
+                "needed": option.outcome.needed,
                 "margin": option.outcome.margin,
                 "slow_down": None if math.isnan(option.slow_down) else option.slow_down,
                 "trains_differently": option.training,

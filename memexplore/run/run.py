@@ -12,7 +12,9 @@ import warnings
 from typing import Protocol
 
 from memexplore.allocator import Settings
+from memexplore.allocator.smallest import Need
 from memexplore.analysis.curves import peak
+from memexplore.analysis.need import goes_through
 from memexplore.analysis.picture import with_whole
 from memexplore.run.dropped_prints import without_prints
 from memexplore.run.knobs.applying.on_machine import on_machine
@@ -142,8 +144,15 @@ def _run_of(execution: Execution, unlimited: Execution | None, machine: Machine)
     is_fitting, capacity = fits(execution.tape), execution.tape.meta.capacity
     if unlimited is not None:
         execution = execution._replace(tape=with_whole(execution.tape, unlimited.tape))
+    required = None if capacity is not None else _without_allocator(execution.tape)
     capacity = machine.gpu.capacity if capacity is None else capacity
-    return Run(execution, outcome_of(unlimited or execution, machine.gpu, capacity, fits=is_fitting))
+    return Run(execution, outcome_of(unlimited or execution, machine.gpu, capacity, is_fitting, required))
+
+
+def _without_allocator(tape: Tape) -> Need:
+    """Return the need of a run on a CPU, where no cache is given back."""
+    reserved = peak(tape, "reserved")[0]
+    return Need(reserved, reserved, retries=0)
 
 
 class _TooLong(BaseException):
@@ -181,19 +190,20 @@ def _numbers(step: Step, knobs: Knobs, machine: Machine) -> Run:
     if not step_run.is_traced(step, knobs, machine):
         return _run_of(step.execute(knobs, machine), unlimited, machine)
     capacity = machine.capacity
-    known = _known_to_fit(unlimited.tape, capacity)
-    placed = step_run.derived(step, knobs, machine) if known is None else None
-    return Run(unlimited, outcome_of(placed or unlimited, machine.gpu, capacity, fits=known or placed is not None))
+    is_fitting = _goes_through(unlimited.tape, capacity)
+    if is_fitting is None:
+        is_fitting = step_run.derived(step, knobs, machine) is not None
+    return Run(unlimited, outcome_of(unlimited, machine.gpu, capacity, is_fitting))
 
 
-def _known_to_fit(tape: Tape, capacity: int) -> bool | None:
+def _goes_through(tape: Tape, capacity: int) -> bool | None:
     """Return whether a run with unlimited memory fits a capacity; None where only an allocator with it can tell."""
     settings = Settings.parse(tape.meta.settings)
     if settings.per_process_memory_fraction < 1 or settings.throw_on_cudamalloc_oom:
         return None  # these compare with all of the memory of the GPU
     if peak(tape, "reserved")[0] <= capacity:
         return True  # no segment is refused, so all blocks are placed alike
-    return False if peak(tape, "requested")[0] > capacity else None
+    return goes_through(tape, capacity)
 
 
 def expected(step: Step, knobs: Knobs, machine: Machine) -> Run | None:
@@ -224,4 +234,4 @@ def expected(step: Step, knobs: Knobs, machine: Machine) -> Run | None:
         return None
     execution = step_run.execution_of(step, knobs, tape, applied, Cost())
     shown = execution if tape.whole is None else execution._replace(tape=tape.whole)
-    return Run(execution, outcome_of(shown, on.gpu, on.capacity, fits=fits(tape)), is_expected=True)
+    return Run(execution, outcome_of(shown, on.gpu, on.capacity, fits(tape)), is_expected=True)

@@ -94,7 +94,7 @@ def link_sentence(outcome: Outcome) -> str:
     """Return what each GPU sends in a step and how long that takes beside the computing; empty on one GPU.
 
     >>> from memexplore.run.programs.outcome import Outcome
-    >>> one = Outcome(Knobs(gpus=2), "H100 SXM", 0, True, 0, 0, 0, 0.002, 1, gpus=2, sent=450 * 10**6,
+    >>> one = Outcome(Knobs(gpus=2), "H100 SXM", 0, True, 0, 0, 0, 0, 0.002, 1, gpus=2, sent=450 * 10**6,
     ...               compute_seconds=0.002, link_seconds=0.001)
     >>> link_sentence(one)
     'Each of 2 GPUs sends 429 MiB a step: 1 ms by NVLink at full rate, beside 2 ms of computing'

@@ -296,6 +296,12 @@ def test_user_line_of_installed_code_is_the_innermost():
     assert tables.user_line(stack) == "/env/site-packages/a.py:1"
 
 
+def test_an_object_file_of_a_library_is_no_line_of_the_user():
+    # The thread of the autograd engine, as a snapshot with stacks of C++ has it.
+    engine = Frame("??", 0, "torch::autograd::Engine::thread_main(std::shared_ptr<torch::autograd::GraphTask> const&)")
+    assert tables.user_line((engine, Frame("thread48.o", 0, "execute_native_thread_routine"))) == "autograd engine"
+
+
 # -- summary
 
 
@@ -309,6 +315,7 @@ def test_summary_of_the_small_tape():
         "peak_requested": 750,
         "peak_allocated": 750,
         "peak_reserved": 750,
+        "need": None,
         "steps": 1,
         "at_peak": {
             "step": 1,

@@ -220,8 +220,7 @@ def test_a_setting_is_applied_to_the_model_and_undone(on_gpu: Shell, found: list
     # 8 blocks keep 2 * 3000 * 1024 * 4 bytes each: 188 MiB, with 32 MiB of weights and 32 MiB of gradients.
     on_gpu.run("step(3000)")
     on_gpu.run("%memoom advise").raise_error()
-    settings = [option.knobs.changed().keys() for option in found[-1].options]
-    number = settings.index({"checkpoint"}) + 1
+    number = [option.knobs for option in found[-1].options].index(memexplore.Knobs(checkpoint="every 1")) + 1
     on_gpu.run(f"%memoom apply {number}").raise_error()
     assert on_gpu.text.startswith("Applied to the model: Checkpointing 8 of 8 blocks")
     on_gpu.run("step(3000)").raise_error()
@@ -247,8 +246,7 @@ def test_lines_that_only_the_code_can_have_are_put_into_the_next_cell(on_gpu: Sh
 def test_a_model_that_the_failed_cell_makes_is_not_changed(on_gpu: Shell, found: list[Any]) -> None:
     on_gpu.run(BLOCKS + "step(3000)")
     on_gpu.run("%memoom advise").raise_error()
-    settings = [option.knobs.changed().keys() for option in found[-1].options]
-    number = settings.index({"checkpoint"}) + 1
+    number = [option.knobs for option in found[-1].options].index(memexplore.Knobs(checkpoint="every 1")) + 1
     on_gpu.run(f"%memoom apply {number}").raise_error()
     assert on_gpu.text.startswith("The failed cell makes the model itself")
     assert on_gpu.shell.rl_next_input == found[-1].options[number - 1].code

@@ -32,24 +32,24 @@ def of(outcome: Outcome, **changes: Any) -> Outcome:
 
 
 @pytest.mark.parametrize(
-    ("reserved", "fits", "tone"),
+    ("needed", "fits", "tone"),
     [
         (9 * GIB, True, ""),
         (96 * GIB // 10, True, "tight"),  # 0.4 of 10 GiB are left, less than 5 %
         (20 * GIB, False, "over"),
     ],
 )
-def test_reserved_memory_is_a_share_of_the_capacity(outcome: Outcome, reserved: int, fits: bool, tone: str) -> None:
-    cell = tabs.reserved_cell(of(outcome, peak_reserved=reserved, capacity=10 * GIB, fits=fits), "GiB")
-    assert cell["share"] == pytest.approx(reserved / (10 * GIB))
+def test_needed_memory_is_a_share_of_the_capacity(outcome: Outcome, needed: int, fits: bool, tone: str) -> None:
+    cell = tabs.need_cell(of(outcome, needed=needed, capacity=10 * GIB, fits=fits), "GiB")
+    assert cell["share"] == pytest.approx(needed / (10 * GIB))
     assert cell["tone"] == tone
 
 
 def test_columns_of_sizes_have_one_unit_and_are_right_aligned(outcome: Outcome) -> None:
-    large = of(outcome, knobs=Knobs(batch=8), peak_allocated=3 * GIB, peak_reserved=4 * GIB, capacity=16 * GIB)
-    small = of(outcome, peak_allocated=GIB // 2, peak_reserved=GIB, capacity=16 * GIB)
+    large = of(outcome, knobs=Knobs(batch=8), peak_allocated=3 * GIB, needed=4 * GIB, capacity=16 * GIB)
+    small = of(outcome, peak_allocated=GIB // 2, needed=GIB, capacity=16 * GIB)
     tab = tabs.history([small, large], Knobs(batch=8))
-    assert tab["titles"][1:4] == ["Allocated, GiB", "Reserved, GiB", "Left, GiB"]
+    assert tab["titles"][1:4] == ["Allocated, GiB", "Needs, GiB", "Left, GiB"]
     assert [row["cells"][1] for row in tab["rows"]] == ["0.50", "3.00"]
     assert tab["rows"][1]["cells"][2] == {"text": "4.00", "share": 0.25, "tone": ""}
     assert [row["current"] for row in tab["rows"]] == [False, True]
@@ -57,10 +57,9 @@ def test_columns_of_sizes_have_one_unit_and_are_right_aligned(outcome: Outcome) 
     assert set(tab["align"][1:]) == {"right"}
 
 
-def test_setting_that_only_fragmentation_stops_lacks_no_bytes(outcome: Outcome) -> None:
-    stopped = of(outcome, peak_reserved=9 * GIB, capacity=10 * GIB, fits=False)
-    assert tabs.fit_text(stopped) == "no: there is memory, but no piece of it is large enough"
-    assert tabs.fit_text(of(stopped, peak_reserved=12 * GIB)) == "no, 2.00 GiB too much"
+def test_setting_that_does_not_fit_says_how_many_bytes_are_missing(outcome: Outcome) -> None:
+    stopped = of(outcome, needed=12 * GIB, capacity=10 * GIB, fits=False)
+    assert tabs.fit_text(stopped) == "no, 2.00 GiB too much"
 
 
 def test_largest_batches_are_a_second_view(outcome: Outcome) -> None:
@@ -73,7 +72,7 @@ def test_largest_batches_are_a_second_view(outcome: Outcome) -> None:
 
 
 def test_text_over_the_rows_of_advice_has_whole_sentences(outcome: Outcome) -> None:
-    fitting = of(outcome, peak_reserved=GIB, capacity=16 * GIB, fits=True)
+    fitting = of(outcome, needed=GIB, capacity=16 * GIB, fits=True)
     option = Option(fitting, 1.0, 0.0, frozenset(), None, "")
     found = Advice(catalogue.find("T4"), fitting, (option,), (fitting,), {}, {}, frozenset({Knobs()}))
     text = tabs.advice(found)["text"]

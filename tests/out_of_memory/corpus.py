@@ -27,7 +27,9 @@ class Answer(NamedTuple):
 
 ANSWERS = {
     # z and its graph: two blocks of 8 MiB in each iteration.
-    "create_graph_on_leaf_gradients": Answer(Cause.LEAK, ("by 16.0 MiB an iteration",), ("no backward",)),
+    "create_graph_on_leaf_gradients": Answer(
+        Cause.LEAK, ("by 16.0 MiB an iteration", ".grad` keeps"), ("no backward",)
+    ),
     # The optimizer's state fills the GPU; with expandable segments the program runs to its end in 2.82 of 3 GiB.
     "first_adam_step": Answer(Cause.FRAGMENTATION, ("expandable segments",), ("AdamW",)),
     "folds_kept_by_cycles": Answer(Cause.HELD, ("only refer to each other", "FoldTrainer")),
@@ -41,6 +43,47 @@ ANSWERS = {
     "predictions_concatenated": Answer(Cause.LEAK, ("an iteration",), (".item()",)),
     "state_not_detached": Answer(Cause.LEAK, ("graph of this step reaches back",)),
 }
+
+
+_EXPANDABLE = 'import os; os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"\n'
+APPLIED = {
+    "create_graph_on_leaf_gradients": [("    results.append", "    z.grad = None\n    results.append")],
+    "first_adam_step": [("import torch\n", f"{_EXPANDABLE}import torch\n")],
+    "folds_kept_by_cycles": [("run_fold(fold))\n", "run_fold(fold))\n    import gc; gc.collect()\n")],
+    "logits_in_float32": [("use_cache=True", "use_cache=True, logits_to_keep=1")],
+    "hooks_append": [
+        ("append(output)", "append(output.detach().cpu())"),
+        ("append(grad_out[0])", "append(grad_out[0].detach().cpu())"),
+    ],
+    "lengths_fragment": [("import random\n", f"{_EXPANDABLE}import random\n")],
+    "metric_state_in_evaluation": [("BinaryAveragePrecision()", "BinaryAveragePrecision(thresholds=100)")],
+    "metric_state_in_training": [("BinaryAveragePrecision()", "BinaryAveragePrecision(thresholds=100)")],
+    # "on the CPU"
+    "one_image_with_many_boxes": [("iou_matrix(boxes, anchors)", "iou_matrix(boxes.cpu(), anchors.cpu()).cuda()")],
+    "parametrize_cache_stays_on": [
+        ("x = x + self.attn(x)", "torch.nn.utils.parametrize._cache.clear()\n        x = x + self.attn(x)"),
+    ],
+    "predictions_concatenated": [
+        ("features = torch.cat((features, out))", "labels.append(out.cpu())"),
+        ("print(features.shape)", "print(torch.cat(labels).shape)"),
+    ],
+    "state_not_detached": [
+        ("logits, self.state = self.model(x, self.state)",
+         "logits, self.state = self.model(x, tuple(state.detach() for state in self.state))"),
+    ],
+}  # fmt: skip
+"""The first suggestion to each program, as changes of its text; without the programs to which it cannot be applied."""
+
+
+def outcome_applied(name: str, folder: Path) -> str:
+    """Run a program with its first suggestion applied, and return the outcome."""
+    text = (PROGRAMS / f"{name}.py").read_text()
+    for old, new in APPLIED[name]:
+        assert old in text, old
+        text = text.replace(old, new)
+    (folder / f"{name}.py").write_text(text)
+    ended = memexplore("run", folder / f"{name}.py", "--gpu", gpu_of(name), "--json", cwd=folder)
+    return str(json.loads(ended.stdout)["outcome"])
 
 
 def gpu_of(name: str) -> str:

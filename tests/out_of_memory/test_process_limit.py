@@ -122,7 +122,8 @@ def test_of_many_processes_the_number_the_total_and_the_largest_are_named() -> N
     found = _beside({number: 60 + number for number in range(1, 11)}, None)  # 10 x 60 + 55 MiB
     assert found.sentences[2] == (
         "The cause is another process: 10 processes, the largest of which are 10 (70.0 MiB), 9 (69.0 MiB), 8 (68.0 "
-        "MiB), hold about 655 MiB of 0.98 GiB, and with that memory the request fits (replayed)."
+        "MiB), hold about 655 MiB of 0.98 GiB, and with that memory the request fits (replayed; what follows is not "
+        "known)."
     )
     assert found.suggestions[0].text.startswith(
         "End some of the 10 other processes, the largest of which are 10 (70.0 MiB), 9 (69.0 MiB), 8 (68.0 MiB), on"

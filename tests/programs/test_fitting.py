@@ -50,7 +50,7 @@ def test_the_numbers_of_a_step_are_those_of_its_outcome() -> None:
     of = mx.Step(nn.Linear(1024, 1024), torch.zeros(4, 1024), loss=torch.mean)
     for gpu in ("T4", "8MiB"):
         fit, outcome = mx.fits(of, gpu), run(of, machine=machine_of(gpu)).outcome
-        assert (fit.fits, fit.needed, fit.margin) == (outcome.fits, outcome.peak_reserved, outcome.margin)
+        assert (fit.fits, fit.needed, fit.margin) == (outcome.fits, outcome.needed, outcome.margin)
 
 
 def test_knobs_change_the_step() -> None:

@@ -32,8 +32,8 @@ def test_advice_for_another_batch_is_that_of_a_step_written_with_it():
     gpu = f"{need() * 3 // 4}B"
     found = advise(step(batch=64), gpu, base=Knobs(batch=4096), budget=20, progress=None)
     expected = advise(step(batch=4096), gpu, budget=20, progress=None)
-    assert [(one.knobs, one.outcome.peak_reserved, one.slow_down, one.largest) for one in found.options] == [
-        (one.knobs, one.outcome.peak_reserved, one.slow_down, one.largest) for one in expected.options
+    assert [(one.knobs, one.outcome.needed, one.slow_down, one.largest) for one in found.options] == [
+        (one.knobs, one.outcome.needed, one.slow_down, one.largest) for one in expected.options
     ]
     first = expected.sentences[0]
     assert first.startswith("As written it needs ")
@@ -128,7 +128,7 @@ def test_no_option_is_worse_than_another_in_everything():
     def beats(one, other):
         return one is not other and (
             one.slow_down <= other.slow_down
-            and one.outcome.peak_reserved <= other.outcome.peak_reserved
+            and one.outcome.needed <= other.outcome.needed
             and len(one.knobs.changed()) <= len(other.knobs.changed())
             and one.altered <= other.altered
             and ("precision" in one.knobs.changed()) <= ("precision" in other.knobs.changed())
@@ -147,7 +147,7 @@ def test_the_frontier_rises_in_time_and_falls_in_memory():
     best = tight().frontier
     assert len(best) > 1
     assert all(
-        one.seconds / one.samples <= other.seconds / other.samples and one.peak_reserved > other.peak_reserved
+        one.seconds / one.samples <= other.seconds / other.samples and one.needed > other.needed
         for one, other in itertools.pairwise(best)
     )
 
@@ -178,7 +178,7 @@ def test_progress_is_complete_only_at_the_end():
 def test_a_smaller_input_and_frozen_blocks_change_the_training():
     blocks = nn.Sequential(*(block(64) for _ in range(4)))
     long = Step(blocks, torch.zeros(64, 256, 64), loss=torch.mean)
-    advice = advise(long, f"{run(long, machine=machine_of('80GiB')).outcome.peak_reserved * 3 // 4}B", progress=None)
+    advice = advise(long, f"{run(long, machine=machine_of('80GiB')).outcome.needed * 3 // 4}B", progress=None)
     # 3/4 and 1/2 of 256; the first half and the first three quarters of 4 blocks
     expected = {Knobs(input_size=192), Knobs(input_size=128), Knobs(frozen=("0", "1")), Knobs(frozen=("0", "1", "2"))}
     assert expected <= {outcome.knobs for outcome in advice.tried}
@@ -237,7 +237,7 @@ def test_another_precision_does_not_replace_settings_that_keep_every_bit():
 def test_the_nearest_setting_and_its_missing_bytes_are_printed_where_none_fits():
     advice = nowhere()
     assert all(option.knobs.gpu is not None for option in advice.options)
-    assert advice.nearest.peak_reserved == min(outcome.peak_reserved for outcome in advice.tried)
+    assert advice.nearest.needed == min(outcome.needed for outcome in advice.tried)
     assert "settings tried fits with the batch of 2." in str(advice)
     assert f"{size_text(-advice.nearest.margin)} too much." in str(advice)
 
@@ -271,8 +271,8 @@ def test_every_option_is_a_row_with_sizes_in_binary_units_a_bar_and_its_largest_
         row = row_of(option, tight())
         outcome = option.outcome
         word = "tight" if outcome.margin < 0.05 * outcome.capacity else "fits "
-        size = size_text(outcome.peak_reserved).rjust(8)
-        assert f"  {word}    {size}  {bar(outcome.peak_reserved / outcome.capacity)}" in row
+        size = size_text(outcome.needed).rjust(8)
+        assert f"  {word}    {size}  {bar(outcome.needed / outcome.capacity)}" in row
         assert f"  {option.largest.samples} " in row
 
 
@@ -301,7 +301,7 @@ def test_the_frame_has_a_row_per_option_in_bytes():
 def test_batch_norm_makes_micro_batches_another_training():
     normed = nn.Sequential(nn.Linear(256, 4096), nn.BatchNorm1d(4096), nn.GELU(), nn.Linear(4096, 1))
     many = Step(normed, torch.zeros(4096, 256), loss=torch.mean)
-    whole = run(many, machine=machine_of("80GiB")).outcome.peak_reserved
+    whole = run(many, machine=machine_of("80GiB")).outcome.needed
     advice = advise(many, f"{whole * 3 // 4}B", budget=40, progress=None)
     cut = [option for option in advice.options if option.knobs.accumulation]
     assert cut

@@ -25,17 +25,17 @@ def test_a_sweep_prints_a_title_and_a_row_per_setting():
 def test_the_printed_sizes_have_binary_units():
     outcome = printed().outcomes[Knobs(gpu="1MiB")]
     # The GPU has 1 MiB, so all but 1 MiB of the memory needed is missing.
-    missing = size_text(MIB - outcome.peak_reserved)
+    missing = size_text(MIB - outcome.needed)
     row = str(printed()).splitlines()[3]
     assert row.split()[2:5] == ["out", "of", "memory"]
-    assert f"  {size_text(outcome.peak_reserved)}  " in row
+    assert f"  {size_text(outcome.needed)}  " in row
     assert f"  {missing}  " in row
-    assert str(outcome.peak_reserved) not in str(printed())
+    assert str(outcome.needed) not in str(printed())
 
 
 def test_the_bar_is_the_share_of_the_gpu():
     lines = str(printed()).splitlines()
-    share = printed().outcomes[Knobs()].peak_reserved / 1024**3
+    share = printed().outcomes[Knobs()].needed / 1024**3
     assert f"{bar(share)} {share * 100:3.0f} %" in lines[2]
     # More than the GPU has: a full bar with an arrow.
     assert "█" * 12 + "▶" in lines[3]
@@ -61,17 +61,17 @@ def test_a_notebook_shows_a_sweep_as_an_html_table_with_curves_and_bars():
 def test_sizes_of_a_column_of_the_html_table_have_one_unit():
     page = printed()._repr_html_()
     outcome = printed().outcomes[Knobs(gpu="1MiB")]
-    unit = size_text(outcome.peak_reserved).split()[1]
-    assert f"reserved, {unit}</th>" in page
-    assert f">{in_unit(outcome.peak_reserved, unit)}<" in page
+    unit = size_text(outcome.needed).split()[1]
+    assert f"needs, {unit}</th>" in page
+    assert f">{in_unit(outcome.needed, unit)}<" in page
     # 1 MiB minus the need: less than nothing is left
-    assert f">{in_unit(MIB - outcome.peak_reserved, unit)}<" in page
+    assert f">{in_unit(MIB - outcome.needed, unit)}<" in page
 
 
 def test_what_is_left_of_a_large_gpu_has_a_unit_of_its_own():
-    outcome = printed().outcomes[Knobs()]._replace(peak_reserved=238 * MIB, capacity=15 * 1024 * MIB)
+    outcome = printed().outcomes[Knobs()]._replace(needed=238 * MIB, capacity=15 * 1024 * MIB)
     page = html_table(["one"], [Line("one", outcome)])
-    assert "reserved, MiB</th>" in page
+    assert "needs, MiB</th>" in page
     assert ">238.00<" in page
     assert "left, GiB</th>" in page
     assert ">14.77<" in page  # 15 - 238 / 1024
@@ -79,9 +79,9 @@ def test_what_is_left_of_a_large_gpu_has_a_unit_of_its_own():
 
 def test_less_than_a_twentieth_left_is_tight():
     outcome = printed().outcomes[Knobs()]
-    tight = outcome._replace(capacity=int(outcome.peak_reserved * 1.04))
+    tight = outcome._replace(capacity=int(outcome.needed * 1.04))
     assert "  tight  " in text_table([Line("a", tight)])
-    assert "  fits  " in text_table([Line("a", tight._replace(capacity=outcome.peak_reserved * 2))])
+    assert "  fits  " in text_table([Line("a", tight._replace(capacity=outcome.needed * 2))])
 
 
 def test_texts_in_the_html_table_are_escaped():

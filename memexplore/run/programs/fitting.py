@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from memexplore.allocator import Settings
-from memexplore.analysis.curves import curve
-from memexplore.analysis.verdict import Verdict, failed_request, stop_text, verdict
+from memexplore.allocator.smallest import Need
+from memexplore.analysis.need import need
+from memexplore.analysis.verdict import Verdict, stop_text, verdict
 from memexplore.analysis.verdict_content import verdict_content
 from memexplore.figures.values import tape_html
 from memexplore.hardware.catalogue import Gpu
@@ -21,6 +21,7 @@ from memexplore.run.programs.step import Step
 from memexplore.run.run import run
 from memexplore.run.simulate import simulate_on
 from memexplore.tape import Os, Tape
+from memexplore.tape.allocator_settings import SMALL_SEGMENT
 
 _NO_LIMIT = "on {} memory has no limit of its own: name a GPU such as T4, or a size"
 
@@ -31,8 +32,10 @@ class Fit:
 
     fits: bool
     needed: int
-    """Memory that the allocator reserves for the whole program; at least, if it is not known how the program goes on
-    after the request that does not fit."""
+    """The smallest capacity with which the whole program runs (`memexplore.analysis.need`); more than this, if it is
+    not known how the program goes on after the request that does not fit."""
+    reserved: int
+    """Memory that the allocator reserves for the whole program where there is room, never less than `needed`."""
     capacity: int
     """Memory of the GPU that the allocator can reserve."""
     stops: str
@@ -107,16 +110,13 @@ def fit_of(tape: Tape) -> Fit:
     content, kind = verdict_content(tape), verdict(tape)
     if kind not in (Verdict.FITS, Verdict.OOM) or content.capacity is None:
         raise ValueError(f"it is not known whether this fits: {content.headline}. {content.detail}")
-    needed = content.needed if kind is Verdict.FITS else max(content.needed, _segment_needed(tape))
-    return Fit(kind is Verdict.FITS, needed, content.capacity, stop_text(tape), tape)
-
-
-def _segment_needed(tape: Tape) -> int:
-    """Return the bytes that a program had to have reserved for its failed request, which no free block could serve."""
-    row = failed_request(tape)
-    settings = Settings.parse(tape.meta.settings)
-    segment = settings.segment_size(settings.round_size(int(tape.size[row])))
-    return max(int(curve(tape, "reserved")[row]) + segment, (tape.meta.capacity or 0) + 1)
+    required = need(tape)
+    if required is None:
+        # The rest of a run that stopped is not known: it needs at least a page more than there is.
+        least = max(content.needed, content.capacity + SMALL_SEGMENT)
+        required = Need(least, least, retries=0)
+    numbers = required.smallest, required.without_pressure, content.capacity
+    return Fit(kind is Verdict.FITS, *numbers, stop_text(tape), tape)
 
 
 def _machine(gpu: str | torch.device | Gpu | None, step: Any, release: str | None, settings: str, os: str) -> Machine:

@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from memexplore.allocator.smallest import Need
 from memexplore.analysis.curves import curve, peak
+from memexplore.analysis.need import need_on
 from memexplore.analysis.tradeoffs import Point
 from memexplore.hardware.catalogue import Gpu
 from memexplore.run.knobs.applying.report import ApplyReport
@@ -18,7 +20,7 @@ from memexplore.tape import Phase, Source, Tape
 
 
 class Outcome(NamedTuple):
-    """The numbers of one setting; sizes in bytes. The peaks are of the whole run, whether or not it fits."""
+    """The numbers of one setting; sizes in bytes. They are of the whole run, whether or not it fits."""
 
     knobs: Knobs
     gpu: str
@@ -28,6 +30,10 @@ class Outcome(NamedTuple):
     fits: bool
     peak_allocated: int
     peak_reserved: int
+    """Where there is room for everything; of a real device as measured."""
+    needed: int
+    """The smallest capacity with which the run goes through, as the allocator gives cached memory back before it fails.
+    More than `capacity` if and only if the run does not fit."""
     flops: int
     """Of one step, on one GPU."""
     seconds: float
@@ -54,12 +60,17 @@ class Outcome(NamedTuple):
     @property
     def margin(self) -> int:
         """Bytes of the GPU that are left; negative where bytes are missing."""
-        return self.capacity - self.peak_reserved
+        return self.capacity - self.needed
 
 
-def outcome_of(execution: Execution, gpu: Gpu, capacity: int, fits: bool) -> Outcome:
-    """Return the numbers of an execution of the whole program, on a GPU of some capacity that it fits or not."""
+def outcome_of(execution: Execution, gpu: Gpu, capacity: int, fits: bool, required: Need | None = None) -> Outcome:
+    """Return the numbers of an execution of the whole program, on a GPU of some capacity that it fits or not.
+
+    `required` is the memory that it needs, by default found by replays.
+    """
     knobs, source = execution.knobs, execution.tape.meta.source
+    required = need_on(execution.tape, capacity, fits=fits) if required is None else required
+    is_measured = source is Source.MEASURED
     computing, sending = execution.cost.seconds(gpu), execution.cost.link_seconds(gpu)
     return Outcome(
         knobs=knobs,
@@ -67,9 +78,10 @@ def outcome_of(execution: Execution, gpu: Gpu, capacity: int, fits: bool) -> Out
         capacity=capacity,
         fits=fits,
         peak_allocated=peak(execution.tape)[0],
-        peak_reserved=peak(execution.tape, "reserved")[0],
+        peak_reserved=peak(execution.tape, "reserved")[0] if is_measured else required.without_pressure,
+        needed=required.smallest,
         flops=execution.cost.flops,
-        seconds=execution.seconds if source is Source.MEASURED else max(computing, sending),
+        seconds=execution.seconds if is_measured else max(computing, sending),
         samples=execution.samples,
         applied=execution.applied,
         source=source,
@@ -119,7 +131,7 @@ def point(outcome: Outcome, as_written: Outcome | None) -> Point:
         str(outcome.knobs),
         slow_down(outcome, as_written),
         extra_flops(outcome, as_written),
-        outcome.peak_reserved,
+        outcome.needed,
         outcome.fits,
         outcome.source,
     )

@@ -92,7 +92,7 @@ class Option(NamedTuple):
         return f"{'' if self.largest.proven else '≥ '}{self.largest.samples}"
 
     def __str__(self) -> str:
-        parts = [f"{size_text(self.outcome.peak_reserved)} reserved, {size_text(self.outcome.margin)} to spare"]
+        parts = [f"needs {size_text(self.outcome.needed)}, {size_text(self.outcome.margin)} to spare"]
         if not math.isnan(self.slow_down):
             parts.append("as fast" if abs(self.slow_down - 1) < 0.005 else f"{self.slow_down:.2f} times the time")
         if not math.isnan(self.extra_flops) and abs(self.extra_flops) >= 0.005:
@@ -144,7 +144,7 @@ class Advice:
         # The samples of a cell are those of a run, which may end earlier.
         is_cell = self.subject is Subject.CELL
         full_batch = (one for one in self.tried if is_cell or one.samples == self.as_written.samples)
-        return min(full_batch, key=lambda outcome: outcome.peak_reserved)
+        return min(full_batch, key=lambda outcome: outcome.needed)
 
     @property
     def points(self) -> tuple[Point, ...]:
@@ -155,26 +155,26 @@ class Advice:
     def frontier(self) -> tuple[Outcome, ...]:
         """Settings that train the same, whether or not they fit, on the frontier of time and memory, fastest first."""
         same = [outcome for outcome in self.tried if outcome.knobs in self.same_training]
-        pairs = [(slow_down(outcome, self.as_written), outcome.peak_reserved) for outcome in same]
+        pairs = [(slow_down(outcome, self.as_written), outcome.needed) for outcome in same]
         return tuple(same[number] for number in frontier(pairs))
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return one row per option, cheapest first, indexed by its knobs as text; sizes in bytes.
 
-        Columns `gpu`, `peak_allocated`, `peak_reserved`, `margin`, `extra_flops`, `slow_down`, `alters`,
+        Columns `gpu`, `peak_allocated`, `peak_reserved`, `needed`, `margin`, `extra_flops`, `slow_down`, `alters`,
         `largest_batch`, `notes` and `code`.
         """
         import pandas
 
-        columns = (
-            "gpu peak_allocated peak_reserved margin extra_flops slow_down alters largest_batch notes code".split()
-        )
+        sizes = ["peak_allocated", "peak_reserved", "needed", "margin"]
+        columns = ["gpu", *sizes, "extra_flops", "slow_down", "alters", "largest_batch", "notes", "code"]
         rows = [
             {
                 "setting": str(option.knobs),
                 "gpu": option.outcome.gpu,
                 "peak_allocated": option.outcome.peak_allocated,
                 "peak_reserved": option.outcome.peak_reserved,
+                "needed": option.outcome.needed,
                 "margin": option.outcome.margin,
                 "extra_flops": option.extra_flops,
                 "slow_down": option.slow_down,
@@ -254,9 +254,8 @@ class Advice:
         )
 
     def _answer(self) -> str:
-        written, needed = self.as_written, self.as_written.peak_reserved
-        rest = "but in pieces that are too large" if not written.fits and written.margin >= 0 else ""
-        line = f"{self._as_written} it {budget(needed, self.gpu.capacity, owner_of(self.gpu), rest=rest)}."
+        written, needed = self.as_written, self.as_written.needed
+        line = f"{self._as_written} it {budget(needed, self.gpu.capacity, owner_of(self.gpu))}."
         if self.gpu.limit is not None:
             line += " The limit is that of torch.cuda.set_per_process_memory_fraction."
         if written.fits:
@@ -293,7 +292,7 @@ class Advice:
         if any(not on_other_gpus(option.knobs) and not _is_smaller(option.knobs) for option in self.options):
             return
         least = self.nearest
-        same = min((one for one in self.tried if one.knobs in self.same_training), key=lambda one: one.peak_reserved)
+        same = min((one for one in self.tried if one.knobs in self.same_training), key=lambda one: one.needed)
         batch = f" with the batch of {written.samples}" if self.subject is Subject.STEP else ""
         yield f"None of the {len(self.tried)} settings tried fits{batch}. The nearest is {_missing(same)}."
         if least.knobs not in self.same_training:
@@ -340,14 +339,15 @@ def misses_little(outcome: Outcome) -> bool:
 
 
 def _missing(outcome: Outcome) -> str:
-    problem = f"{size_text(-outcome.margin)} too much" if outcome.margin < 0 else "in pieces that are too large"
-    return f"{setting_text(outcome.knobs)}, which needs {size_text(outcome.peak_reserved)}: {problem}"
+    return (
+        f"{setting_text(outcome.knobs)}, which needs {size_text(outcome.needed)}: {size_text(-outcome.margin)} too much"
+    )
 
 
 def rank(option: Option) -> tuple[Any, ...]:
     """Return the key that sorts options by cost, cheapest first."""
     count = len(option.knobs.changed())
-    return (count > 0, option.alters, option.slow_down, count, option.outcome.peak_reserved, str(option.knobs))
+    return (count > 0, option.alters, option.slow_down, count, option.outcome.needed, str(option.knobs))
 
 
 def undominated(options: list[Option]) -> list[Option]:
@@ -372,7 +372,7 @@ def _beats(one: Option, other: Option) -> bool:
     """Whether an option is at least as good as another in everything, within the tolerances of time and memory."""
     return (
         one.slow_down <= other.slow_down * _TIME_TOLERANCE
-        and one.outcome.peak_reserved <= other.outcome.peak_reserved * _MEMORY_TOLERANCE
+        and one.outcome.needed <= other.outcome.needed * _MEMORY_TOLERANCE
         and len(one.knobs.changed()) <= len(other.knobs.changed())
         and one.altered <= other.altered
         and _changes_rounding(one) <= _changes_rounding(other)

@@ -285,7 +285,7 @@ def _run(log: RunLog, settings: list[Knobs], budget: int) -> Wanted[None]:
     yield from log.run(settings[: max(budget - log.run_count, 0)])
     segments = Knobs(settings=_EXPANDABLE)
     known = log.outcomes.get(segments)
-    if segments in log.errors or (known is not None and known.peak_reserved >= log.as_written.peak_reserved):
+    if segments in log.errors or (known is not None and known.needed >= log.as_written.needed):
         return
     in_pieces = [
         knobs.replace(settings=_EXPANDABLE)
@@ -312,12 +312,12 @@ def _run_other_counts(log: RunLog, counts: list[Knobs], first: Knobs | None, bud
             if one is None or not one.fits:
                 return
         return
-    least = log.as_written.peak_reserved
+    least = log.as_written.needed
     for before, knobs in itertools.pairwise(counts[number:]):
         one = log.outcomes.get(before)
-        if one is None or one.fits or one.peak_reserved >= least * _IMPROVEMENT:
+        if one is None or one.fits or one.needed >= least * _IMPROVEMENT:
             return
-        least = one.peak_reserved
+        least = one.needed
         yield from _run(log, [knobs], budget)
 
 

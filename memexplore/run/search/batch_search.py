@@ -91,7 +91,7 @@ def _runs(log: RunLog, knobs: Knobs, search: BatchSearch) -> Generator[list[Knob
         run_before[batch] = setting
         # A batch that cannot be run, such as one too large for an index, does not fit.
         result = (
-            BatchResult(one.fits, one.peak_reserved, functools.partial(_extrapolated, log, run_before))
+            BatchResult(one.fits, one.needed, functools.partial(_extrapolated, log, run_before))
             if one
             else BatchResult(False, None)
         )

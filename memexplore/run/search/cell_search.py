@@ -48,10 +48,10 @@ def _knobs(gpu: catalogue.Gpu, cell: Cell) -> list[Knobs]:
 
 def _pairs(search: CellSearch) -> list[Knobs]:
     """Return pairs of settings that save memory, the best of each field; none where one fits by itself."""
-    least = search.as_written.peak_reserved * _SAVES
+    least = search.as_written.needed * _SAVES
     saving = sorted(
-        (one for knobs, one in search.outcomes.items() if knobs.changed() and one.peak_reserved < least),
-        key=lambda one: one.peak_reserved,
+        (one for knobs, one in search.outcomes.items() if knobs.changed() and one.needed < least),
+        key=lambda one: one.needed,
     )
     if any(one.fits for one in saving):
         return []
@@ -148,7 +148,7 @@ class CellSearch:
             knobs = knobs_of(value)
             yield from self._run([knobs])
             one = self.outcomes.get(knobs)
-            result = BatchResult(False, None) if one is None else BatchResult(one.fits, one.peak_reserved)
+            result = BatchResult(False, None) if one is None else BatchResult(one.fits, one.needed)
             try:
                 value = values.send(result)
             except StopIteration as end:
@@ -174,9 +174,7 @@ class CellSearch:
     def _run_larger_gpus(self) -> Wanted[None]:
         """Run the cell on larger GPUs of the catalogue until it fits one."""
         gpus = catalogue.offered(self._machine.release)
-        larger = sorted(
-            (gpu for gpu in gpus if gpu.capacity > self.as_written.peak_reserved), key=lambda gpu: gpu.capacity
-        )
+        larger = sorted((gpu for gpu in gpus if gpu.capacity > self.as_written.needed), key=lambda gpu: gpu.capacity)
         for gpu in larger[:_MOST_GPUS]:
             knobs = Knobs(gpu=gpu.key)
             yield from self._run([knobs])

@@ -27,7 +27,7 @@ def smallest_larger_gpu(log: RunLog, release: str) -> Generator[list[Knobs], Non
         return ([] if fitting is None else [fitting]), None
     on_largest = log.outcomes.get(Knobs(gpu=gpus[-1].key))
     same_training = [knobs for knobs in log.points() if not candidates.altered(knobs, log.model)]
-    smallest = min(same_training, key=lambda knobs: log.outcomes[knobs].peak_reserved)
+    smallest = min(same_training, key=lambda knobs: log.outcomes[knobs].needed)
     fitting = None if log.outcomes[smallest].fits else (yield from _smallest_fitting(log, smallest, gpus))
     return ([] if fitting is None else [fitting]), on_largest
 

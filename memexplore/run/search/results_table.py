@@ -21,7 +21,7 @@ from memexplore.text.units import in_unit, signed_percent, size_text, unit_of
 
 _BAR = 12
 """Characters of a bar."""
-_NUMBERS = ("reserved", "left", "time", "FLOPs")
+_NUMBERS = ("needs", "left", "time", "FLOPs")
 _SPARKLINE = 90
 """Pixels: with it the table of a search fits a page of 900 pixels."""
 
@@ -65,16 +65,16 @@ def sent_cells(outcome: Outcome, columns: tuple[str, ...]) -> tuple[str, ...]:
 
 def text_table(lines: Sequence[Line], more: Sequence[str] = ()) -> str:
     """Return the settings as lines of text; `more` titles the further columns."""
-    titles = ["setting", "outcome", "reserved", "share of GPU", "left", "time", "FLOPs", *more]
+    titles = ["setting", "outcome", "needs", "share of GPU", "left", "time", "FLOPs", *more]
     rows = [titles]
     for line in lines:
         if line.outcome is None:
             rows.append([line.setting, "failed"])
             continue
         share = _share(line.outcome)
-        outcome, reserved, left, time, flops = _cells(line)
+        outcome, needs, left, time, flops = _cells(line)
         rows.append(
-            [line.setting, outcome, reserved, f"{bar(share)} {share * 100:3.0f} %", left, time, flops, *line.more],
+            [line.setting, outcome, needs, f"{bar(share)} {share * 100:3.0f} %", left, time, flops, *line.more],
         )
     widths = [max(len(row[column]) for row in rows if column < len(row)) for column in range(len(titles))]
     right_aligned = [title in _NUMBERS for title in titles]
@@ -95,10 +95,10 @@ def html_table(caption: Sequence[str], lines: Sequence[Line], more: Sequence[str
     Settings with a tape have a sparkline, all in one scale.
     """
     outcomes = [line.outcome for line in lines if line.outcome is not None]
-    unit = unit_of(outcome.peak_reserved for outcome in outcomes)
+    unit = unit_of(outcome.needed for outcome in outcomes)
     top = max((peak(picture(line.tape))[0] for line in lines if line.tape is not None), default=0)
     of_margin = unit_of(outcome.margin for outcome in outcomes)
-    sizes = (f"reserved, {unit}", "share of GPU", f"left, {of_margin}")
+    sizes = (f"needs, {unit}", "share of GPU", f"left, {of_margin}")
     titles = ("setting", "outcome", *sizes, *(["allocated"] if top else []), "time", "FLOPs", *more)
     rows = [_html_row(line, unit, of_margin, top) for line in lines if line.outcome is not None]
     failed = [f"{line.setting} failed: {line.error}" for line in lines if line.outcome is None]
@@ -115,7 +115,7 @@ def _html_row(line: Line, unit: str, of_margin: str, top: int) -> list[Cell]:
     return [
         words(line.setting),
         words(_outcome_text(outcome)),
-        number(in_unit(outcome.peak_reserved, unit)),
+        number(in_unit(outcome.needed, unit)),
         share_bar(share, label, FITS if share <= 1 else CAPACITY),
         number(in_unit(outcome.margin, of_margin)),
         *curve,
@@ -132,15 +132,15 @@ def _outcome_text(outcome: Outcome) -> str:
 
 
 def _share(outcome: Outcome) -> float:
-    return outcome.peak_reserved / max(outcome.capacity, 1)
+    return outcome.needed / max(outcome.capacity, 1)
 
 
 def _cells(line: Line) -> tuple[str, str, str, str, str]:
-    """Outcome, reserved, left, time and FLOPs as text."""
+    """Outcome, need, left, time and FLOPs as text."""
     assert line.outcome is not None
     return (
         _outcome_text(line.outcome),
-        size_text(line.outcome.peak_reserved),
+        size_text(line.outcome.needed),
         size_text(line.outcome.margin),
         "unknown" if math.isnan(line.slow_down) else f"{line.slow_down:.2f}×",
         "unknown" if math.isnan(line.extra_flops) else signed_percent(line.extra_flops),

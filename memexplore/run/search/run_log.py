@@ -156,7 +156,7 @@ class RunLog:
         """Return a setting that was run as a point of the search."""
         need, time_ratio = self.need(knobs), slow_down(outcome, self.as_written)
         parts = (need.constant, need.gradients, need.fixed, need.peak, need.activations, need.states)
-        return SearchPoint(time_ratio, outcome.peak_reserved, outcome.fits, *parts)
+        return SearchPoint(time_ratio, outcome.needed, outcome.fits, *parts)
 
     def option(self, knobs: Knobs) -> Option:
         """Return a setting that was run as an `Option`, without its largest batch and its code."""

@@ -72,7 +72,7 @@ def _to_shard(log: RunLog) -> Iterable[Knobs]:
         return
     yield Knobs()
     same_training = [knobs for knobs in log.points() if not candidates.altered(knobs, log.model)]
-    smallest = min(same_training, key=lambda knobs: log.outcomes[knobs].peak_reserved)
+    smallest = min(same_training, key=lambda knobs: log.outcomes[knobs].needed)
     if smallest != Knobs() and not log.outcomes[smallest].fits:
         yield smallest
     # Where it cannot be enough for one GPU, checkpointing was not run alone.

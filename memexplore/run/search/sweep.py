@@ -61,7 +61,8 @@ class Sweep(Mapping[Knobs, Tape]):
         """Return one row per setting, indexed by its knobs as text; sizes in bytes.
 
         First the knobs that differ between the settings, as text; then `outcome` ("fits", "oom" or "failed"), `gpu`,
-        `peak_allocated`, `peak_reserved` and `margin` (bytes left of the GPU, negative where bytes are missing),
+        `peak_allocated`, `peak_reserved`, `needed` (the smallest capacity with which the setting runs) and `margin`
+        (bytes left of the GPU, negative where bytes are missing),
         `flops` of one step, `extra_flops` (share beyond the step as written) and `slow_down` (time over the time as
         written, expected or measured), both per sample, `source` ("predicted" or "measured") and `error`. Where a
         setting has several GPUs, also `sent` (bytes that one GPU sends in a step) and `link_seconds` (their time).
@@ -82,16 +83,16 @@ class Sweep(Mapping[Knobs, Tape]):
                 continue
             row |= {"outcome": "fits" if outcome.fits else "oom", "gpu": outcome.gpu}
             row |= {"peak_allocated": outcome.peak_allocated, "peak_reserved": outcome.peak_reserved}
-            row |= {"margin": outcome.margin, "flops": outcome.flops}
+            row |= {"needed": outcome.needed, "margin": outcome.margin, "flops": outcome.flops}
             row |= {"extra_flops": extra_flops(outcome, self.as_written)}
             row |= {"sent": outcome.sent, "link_seconds": outcome.link_seconds}
             row |= {"slow_down": slow_down(outcome, self.as_written), "source": str(outcome.source), "error": ""}
             rows.append(row)
-        columns = ["setting", *differing, "outcome", "gpu", "peak_allocated", "peak_reserved", "margin", "flops"]
+        sizes = ["peak_allocated", "peak_reserved", "needed", "margin", "flops"]
+        columns = ["setting", *differing, "outcome", "gpu", *sizes]
         sent = ["sent", "link_seconds"] if self._more else []
         table = pandas.DataFrame(rows, columns=[*columns, "extra_flops", "slow_down", *sent, "source", "error"])
-        sizes = ["peak_allocated", "peak_reserved", "margin", "flops", *sent[:1]]
-        return table.astype(dict.fromkeys(sizes, "Int64")).set_index("setting")
+        return table.astype(dict.fromkeys([*sizes, *sent[:1]], "Int64")).set_index("setting")
 
     def __repr__(self) -> str:
         return f"<{self._title()}>"
