@@ -61,13 +61,15 @@ def test_first_notebook(
         """() => [...document.querySelectorAll('.memexplore')].map(view => {
             const { data } = view.querySelector('.memexplore-timeline').figure;
             const read = name => data.find(trace => trace.name === name), highest = name => Math.max(...read(name).y);
-            return { headline: view.querySelector('.memexplore-headline').textContent, peak: read('peak').y[0],
+            return { headline: view.querySelector('.memexplore-headline').textContent,
+                     detail: view.querySelector('.memexplore-verdict').textContent, peak: read('peak').y[0],
                      allocated: highest('allocated'), reserved: highest('reserved') } })"""
     )
     training, died, *_ = drawn
     # The browser drew the numbers of the verdict above the figure.
-    assert training["headline"].startswith(f"Fits: needs {size_text(training['reserved'])} ")
-    # With unlimited memory the same step needs 3.60 GiB.
-    assert died["headline"] == "Needs 3.60 GiB · the GPU has 2.00 GiB · 1.60 GiB over"
+    # It reserves 1.56 GiB, and 3.60 with unlimited memory; needed is what the allocator cannot give back.
+    assert training["headline"].startswith("Fits: needs 1.45 GiB · ")
+    assert f"{size_text(training['reserved'])} reserved where there is room" in training["detail"]
+    assert died["headline"] == "Needs 2.95 GiB · the GPU has 2.00 GiB · 972 MiB over"
     for view in drawn:
         assert view["allocated"] == view["peak"] <= view["reserved"]

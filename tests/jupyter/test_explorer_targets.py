@@ -70,7 +70,7 @@ def test_tabs_of_a_real_device_show_measured_memory(real: Explorer) -> None:
     figure = real.view._tabs[tabs.TRADE_OFFS]["figure"]
     points = next(trace for trace in figure["data"] if trace["name"] == "fits")
     assert list(points["y"]) == [curves.peak(real._results[knobs].tape, "reserved")[0] for knobs in real.history]
-    assert figure["layout"]["yaxis"]["title"]["text"] == "peak reserved, measured"
+    assert figure["layout"]["yaxis"]["title"]["text"] == "needed memory, measured"
     assert [row["cells"][0] for row in real.view._tabs[tabs.HISTORY]["rows"]] == ["as written", "batch 32"]
 
 
