@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from memexplore.allocator.replay import trial
 from memexplore.allocator.smallest import Need, smallest_capacity
-from memexplore.analysis.curves import cached_by_tape
+from memexplore.analysis.curves import cached_by_tape, peak
 from memexplore.analysis.verdict import failed_request
 from memexplore.tape import Action, Category, Os, Source, Tape
 from memexplore.tape.allocator_settings import SMALL_SEGMENT, Settings
@@ -50,13 +50,21 @@ def need_on(tape: Tape, capacity: int, *, fits: bool) -> Need:
 
 @cached_by_tape
 def smallest(tape: Tape) -> Need:
-    """Return the memory with which the requests of a tape go through; cached per tape."""
-    return smallest_capacity(tape, optional=optional(tape))
+    """Return the memory with which the requests of a tape go through; cached per tape.
+
+    A snapshot has a part of a run, and blocks from before it: it needs what it reserved.
+    """
+    if tape.meta.source is not Source.IMPORTED:
+        return smallest_capacity(tape, optional=optional(tape))
+    reserved = peak(tape, "reserved")[0]
+    return Need(reserved, reserved, retries=0)
 
 
 @cached_by_tape
 def need_with_expandable_segments(tape: Tape) -> Need | None:
-    """Return the memory that a whole run would need with expandable segments; None on a system without them.
+    """Return the memory that a whole run would need with expandable segments.
+
+    None on a system without them, and for a snapshot.
 
     >>> from memexplore.tape import Meta
     >>> rows = {"action": [Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED, Action.ALLOC],
@@ -64,7 +72,7 @@ def need_with_expandable_segments(tape: Tape) -> Need | None:
     >>> need_with_expandable_segments(Tape.from_columns(rows, meta=Meta(Source.PREDICTED, "Tesla T4")))
     Need(smallest=20971520, without_pressure=20971520, retries=0)
     """
-    if tape.meta.os is Os.WINDOWS:
+    if tape.meta.os is Os.WINDOWS or tape.meta.source is Source.IMPORTED:
         return None
     settings = dataclasses.replace(Settings.parse(tape.meta.settings), expandable_segments=True)
     return smallest_capacity(tape, settings, optional(tape))

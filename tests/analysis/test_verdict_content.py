@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from memexplore.analysis.curves import peak
 from memexplore.analysis.places import Place
 from memexplore.analysis.verdict_content import Level, about, verdict_content
 from memexplore.tape import Action, Category, Ending, Frame, Meta, Os, Phase, Source, Tape
+from memexplore.text.units import size_text
 from tests.sample_tapes import GIB, MIB, T4, Program, leaking_tape, oom_tape, small_tape
 
 ENDED = T4._replace(ending=Ending.COMPLETED, notes=(), capacity=14 * GIB)
@@ -84,6 +86,84 @@ def test_caught_errors_are_in_the_detail() -> None:
     found = verdict_content(tape_of(OOM, OOM, ALLOC))
     assert found.level is Level.FITS
     assert "The program went on after 2 out-of-memory errors: step 1, a request requested 16.0 GiB; " in found.detail
+
+
+def pressed(capacity: int, meta: Meta = ENDED) -> Tape:
+    """Return a tape that frees 12 MiB before it requests 20: the 12 are cached, and given back where 32 do not fit."""
+    program = Program()
+    program.free(program.alloc(12 * MIB, Category.ACTIVATION))
+    program.alloc(20 * MIB, Category.ACTIVATION)
+    return program.tape(meta._replace(capacity=capacity))
+
+
+def test_run_that_needs_less_than_it_reserves_with_room_has_both() -> None:
+    found = verdict_content(pressed(100 * MIB))
+    assert (found.level, found.headline) == (Level.FITS, "Fits: needs 20.0 MiB · T4 has 100 MiB · 80.0 MiB to spare")
+    assert " · 32.0 MiB reserved where there is room · predicted" in found.detail
+
+
+def test_run_under_pressure_is_tight_and_says_how_often_the_cache_is_given_back() -> None:
+    # 32 MiB do not fit 30, and 20 do.
+    found = verdict_content(pressed(30 * MIB))
+    assert (found.level, found.headline) == (
+        Level.TIGHT,
+        "Fits tightly: needs 20.0 MiB · T4 has 30.0 MiB · 10.0 MiB to spare",
+    )
+    assert (
+        " · 32.0 MiB reserved where there is room; here the allocator gives its cache back 1 time, which takes time · "
+        in found.detail
+    )
+
+
+def test_a_snapshot_needs_what_it_reserved() -> None:
+    # It has a part of a run only.
+    tape = pressed(100 * MIB, ENDED._replace(source=Source.IMPORTED))
+    assert verdict_content(tape).headline.startswith(f"Fits: needs {size_text(peak(tape, 'reserved')[0])} · ")
+
+
+def with_workspace(capacity: int, *, fits: bool) -> Tape:
+    """Return a run that needs 100 MiB, 20 of them as a workspace whose size is an estimate."""
+    program = Program()
+    program.alloc(80 * MIB, Category.PARAMETER)
+    # Not optional, as that of a convolution is.
+    program.alloc(20 * MIB, Category.WORKSPACE, "cudnn_rnn")
+    tape = program.tape(ENDED._replace(capacity=capacity))
+    if fits:
+        return tape
+    program.rows[-1] = (Action.OOM, -1, *program.rows[-1][2:])
+    return program.tape(ENDED._replace(capacity=capacity, ending=Ending.OUT_OF_MEMORY)).replace(whole=tape)
+
+
+def test_within_the_error_of_an_estimate_a_run_may_not_fit() -> None:
+    # 8 % of 100 MiB are 8 MiB: 4 are left of 104.
+    found = verdict_content(with_workspace(104 * MIB, fits=True))
+    assert (found.level, found.headline) == (
+        Level.TIGHT,
+        "May not fit: needs 92.0 MiB to 108 MiB, as workspaces of cuDNN are estimates · T4 has 104 MiB",
+    )
+    assert verdict_content(with_workspace(120 * MIB, fits=True)).headline.startswith("Fits: needs 100 MiB · ")
+
+
+def test_within_the_error_of_an_estimate_a_run_that_does_not_fit_may_fit() -> None:
+    assert (
+        "it may fit, as workspaces of cuDNN are estimates: needs 92.0 MiB or more"
+        in verdict_content(with_workspace(96 * MIB, fits=False)).detail
+    )
+    assert "may fit" not in verdict_content(with_workspace(90 * MIB, fits=False)).detail
+
+
+def test_run_that_fits_with_expandable_segments_says_so() -> None:
+    # One of five blocks of 4 MiB stays in a segment of 20: 24 more make 44, and 40 where segments grow by 20.
+    program = Program()
+    blocks = [program.alloc(4 * MIB, Category.ACTIVATION) for _ in range(5)]
+    program.free(*blocks[1:])
+    program.alloc(24 * MIB, Category.ACTIVATION)
+    whole = program.tape(ENDED)
+    program.rows[-1] = (Action.OOM, -1, *program.rows[-1][2:])
+    failed = program.tape(ENDED._replace(capacity=42 * MIB, ending=Ending.OUT_OF_MEMORY)).replace(whole=whole)
+    found = verdict_content(failed)
+    assert found.headline == "Needs 44.0 MiB · T4 has 42.0 MiB · 2.00 MiB over"
+    assert " · with expandable_segments:True it fits and needs 40.0 MiB · " in found.detail
 
 
 # -- categories and levers
