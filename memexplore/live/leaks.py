@@ -167,7 +167,12 @@ class Leaks:
         return next(iter(self._growing_places()), None)
 
     def _growing_places(self) -> list[tuple[_Place, list[Survivor]]]:
-        """Return layers and lines with blocks alive of many recorded steps, the most bytes first."""
+        """Return layers and lines with blocks alive of many recorded steps, the most bytes first.
+
+        Of the recorded steps those count in which memory rises, as far as that is known: a leak may begin late.
+        """
+        slope = self._slope()
+        since = 0 if slope is None else slope[1]
         survivors: dict[_Place, list[Survivor]] = {}
         for kept in (*self._early, *self._late):
             kept[1][:] = [survivor for survivor in kept[1] if survivor.storage() is not None]
@@ -175,7 +180,7 @@ class Leaks:
                 # The newest steps' blocks may be the input and the loss of the next step.
                 if survivor.step < self._last - 1:
                     survivors.setdefault(_Place(survivor.layer, _line(survivor.stack)), []).append(survivor)
-        recorded = [step for step, _ in (*self._early, *self._late) if step < self._last - 1]
+        recorded = [step for step, _ in (*self._early, *self._late) if since <= step < self._last - 1]
         growing = [(place, alive) for place, alive in survivors.items() if _of_most_steps(alive, recorded)]
         return sorted(growing, key=lambda item: -sum(survivor.size for survivor in item[1]))
 

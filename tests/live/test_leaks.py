@@ -103,6 +103,20 @@ def test_growth_that_begins_late_is_found():
     assert abs(leak.since - 2 * STEPS) <= 2
 
 
+def test_growth_that_begins_late_is_named_by_the_steps_since_then():
+    kept = []
+    with on("cuda"):
+        loop = Loop("cuda")
+        with mx.watch(loop.model, first=3, every=10) as live:
+            for step in range(1, 321):
+                loop.step()
+                if step > 270:
+                    kept.append(torch.ones(1024**2, dtype=torch.uint8, device="cuda"))
+    leak = live.leak()
+    assert (leak.bytes_per_step, abs(leak.since - 270) <= 3) == (1024**2, True)
+    assert leak.line == f"{__file__}:{line_of('torch.ones(1024**2')}"
+
+
 def test_few_recorded_steps_are_enough_to_name_the_line():
     kept = []
     with on("cuda"):
