@@ -88,6 +88,37 @@ def bags(batch: Any, samples: int) -> Any:
     return torch.arange(3 * samples) % 9, torch.arange(0, 3 * samples, 3)
 
 
+def detection(images: int) -> tuple[Any, ...]:
+    """Return images with a list of targets, one for each, as a detector takes them."""
+    return torch.zeros(images, 3, 8, 8), [{"boxes": torch.zeros(number, 4)} for number in range(5, 5 + images)]
+
+
+def test_a_list_of_targets_has_as_many_as_the_batch() -> None:
+    step = Step(nn.Conv2d(3, 4, 3), detection(4), compute_loss=lambda model, batch: model(batch[0]).mean())
+    assert step.unavailable_knobs() == {}
+    images, targets = step.batch_of(6)
+    # Of a larger batch the first ones come again.
+    assert (len(images), [len(target["boxes"]) for target in targets]) == (6, [5, 6, 7, 8, 5, 6])
+    assert [len(target["boxes"]) for target in step.batch_of(2)[1]] == [5, 6]
+    parts = list(step.micro_batches(step.batch_of(), 2))
+    assert [[len(target["boxes"]) for target in part[1]] for part in parts] == [[5, 6], [7, 8]]
+
+
+def test_images_of_different_sizes_are_a_list_of_samples() -> None:
+    images = [torch.zeros(3, size, size) for size in (8, 9, 10, 11)]
+    step = Step(
+        nn.Conv2d(3, 4, 3), (images, [{"boxes": torch.zeros(1, 4)}] * 4), samples=4, compute_loss=lambda *_: None
+    )
+    assert [len(part) for part in step.batch_of(2)] == [2, 2]
+
+
+def test_the_state_of_a_recurrent_network_is_no_list_of_samples() -> None:
+    # Two layers, as many as there are samples: hidden state and cell are a pair, not two samples.
+    state = torch.zeros(2, 2, 4), torch.zeros(2, 2, 4)
+    step = Step(nn.LSTM(4, 4, 2, batch_first=True), (torch.zeros(2, 5, 4), state), compute_loss=lambda *_: None)
+    assert len(step.batch_of(1)[1]) == 2
+
+
 def test_a_batch_with_a_function_that_resizes_it() -> None:
     step = Step(nn.EmbeddingBag(9, 2), bags(None, 4), samples=4, resize=bags)
     assert (step.batch_size, step.input_size) == (4, None)

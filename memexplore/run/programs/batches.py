@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -53,6 +53,47 @@ def mapped(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
                 object.__setattr__(changed, field.name, mapped(function, getattr(value, field.name)))
         return changed
     return pytree.tree_map_only(torch.Tensor, function, value)
+
+
+def with_samples(value: Any, samples: int, choose: Callable[[Sequence[Any]], Sequence[Any]]) -> Any:
+    """Return a batch in which `choose` has chosen the parts of each list that has one part for each sample.
+
+    Such are the lists of targets or images of detectors: below the top, as long as the batch, and of tensors or, as a
+    tuple too, of mappings.
+
+    >>> with_samples((torch.zeros(2, 3), [{"boxes": 1}, {"boxes": 2}]), 2, lambda parts: parts[:1])[1]
+    [{'boxes': 1}]
+    """
+    if isinstance(value, Mapping):
+        return {name: _with_samples(part, samples, choose) for name, part in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(_with_samples(part, samples, choose) for part in value)
+    return value
+
+
+def _with_samples(value: Any, samples: int, choose: Callable[[Sequence[Any]], Sequence[Any]]) -> Any:
+    is_list = type(value) is list and all(isinstance(part, torch.Tensor | Mapping) for part in value)
+    # A tuple of tensors may be the state of a recurrent network.
+    is_list = is_list or (type(value) is tuple and all(isinstance(part, Mapping) for part in value))
+    if is_list and len(value) == samples:
+        return type(value)(choose(value))
+    return with_samples(value, samples, choose)
+
+
+def has_list_of_samples(value: Any, samples: int) -> bool:
+    """Return whether a batch has a list with one part for each sample.
+
+    >>> has_list_of_samples((torch.zeros(2, 3), [{}, {}]), 2), has_list_of_samples(torch.zeros(2, 3), 2)
+    (True, False)
+    """
+    lists: list[Any] = []
+
+    def note(parts: Sequence[Any]) -> Sequence[Any]:
+        lists.append(parts)
+        return parts
+
+    with_samples(value, samples, note)
+    return bool(lists)
 
 
 def tensors(value: Any) -> list[torch.Tensor]:

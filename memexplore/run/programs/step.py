@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar
@@ -135,8 +136,7 @@ class Step:
 
     def unavailable_knobs(self) -> dict[str, str]:
         """Return the knobs that the step cannot have, each with the reason."""
-        along_first = any(tensor.dim() and len(tensor) == self.batch_size for tensor in batches.tensors(self.batch))
-        if self.resize is not None or along_first:
+        if self.resize is not None or self._has_samples():
             return {}
         text = "the samples do not lie along the first dimension: give Step(..., resize=function of batch and samples)"
         return unavailable_in(Limits(no_batch=text))
@@ -179,12 +179,18 @@ class Step:
             return self.batch, None
         if self.resize is not None:
             return self.resize(self.batch, size), None
-        if not any(tensor.dim() and len(tensor) == self.batch_size for tensor in batches.tensors(self.batch)):
+        if not self._has_samples():
             raise ValueError(
                 f"no tensor of the batch has its {_samples(self.batch_size)} along the first dimension: give "
                 "Step(..., resize=function of batch and samples)"
             )
-        return self.batch, size
+        written = self.batch_size
+        return batches.with_samples(self.batch, written, lambda parts: (list(parts) * -(-size // written))[:size]), size
+
+    def _has_samples(self) -> bool:
+        """Return whether the batch has tensors along whose first dimension the samples lie, or lists of samples."""
+        along_first = any(tensor.dim() and len(tensor) == self.batch_size for tensor in batches.tensors(self.batch))
+        return along_first or batches.has_list_of_samples(self.batch, self.batch_size)
 
     def micro_batches(self, batch: Any, count: int, size: int | None = None) -> Iterator[Any]:
         """Yield a batch of `size` samples, by default the step's own number, in `count` equal parts, in order.
@@ -203,7 +209,8 @@ class Step:
             return
         for number in range(count):
             part = slice(number * share, (number + 1) * share)
-            yield batches.mapped(partial(_part, samples=samples, part=part), batch)
+            chosen = batches.with_samples(batch, samples, operator.itemgetter(part))
+            yield batches.mapped(partial(_part, samples=samples, part=part), chosen)
 
     def loss_of(self, model: Callable[..., Any], batch: Any) -> Any:
         """Return the loss of a model on a batch, or an iterator of several losses.
