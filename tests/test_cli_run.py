@@ -108,6 +108,35 @@ def test_advice_after_an_out_of_memory_error_is_a_setting_with_which_the_script_
     assert memexplore("run", write(smaller), "--gpu", "256MiB").returncode == 0
 
 
+LOOP = (
+    TRAINS.partition("model(torch.randn")[0]
+    + """\
+for step in range(3):
+    loss = model(torch.randn(3000, 1024, device="cuda"))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+
+
+def test_a_copy_of_the_script_that_fits_is_written_beside_it_and_runs(write):
+    path = write(LOOP)
+    foreign = path.with_name("train_fits.py")
+    foreign.write_text("my own file\n")
+    done = memexplore("run", path, "--gpu", "256MiB", "--advise", "--json")
+    copy = json.loads(done.stdout)["fitting_copy"]
+    assert copy["path"] == str(path.with_name("train_fits_2.py"))
+    assert (path.read_text(), foreign.read_text()) == (LOOP, "my own file\n")
+    again = memexplore("run", copy["path"], "--gpu", "256MiB", "--json")
+    assert (again.returncode, json.loads(again.stdout)["need"]["smallest"]) == (0, copy["needed"])
+    assert "\n+ " in copy["diff"]
+    # The next run replaces its own copy.
+    text = memexplore("run", path, "--gpu", "256MiB", "--advise").stdout
+    assert "train_fits_2.py beside it is a copy with setting " in text
+    assert sorted(file.name for file in path.parent.glob("*_fits*")) == ["train_fits.py", "train_fits_2.py"]
+
+
 def test_advice_for_a_model_of_a_module_beside_the_script(write):
     model, _, rest = TRAINS.partition("model = ")
     path = write(f"import torch\nfrom nets_beside_the_script import Net\nmodel = {rest}")

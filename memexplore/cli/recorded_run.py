@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import pathlib
 import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from memexplore.cli import first_steps
 from memexplore.cli.among_ranks import among_ranks, give_files
+from memexplore.cli.fitting_copy import FittingCopy, fitting_copy
 from memexplore.cli.options import UsageError
 from memexplore.cli.report_text import report_text
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from memexplore.out_of_memory.value import PostMortem
     from memexplore.out_of_memory.what_fits import WhatFits
     from memexplore.recorder.recording import Recording
+    from memexplore.run.code.own_code import OwnCode
     from memexplore.run.programs.script import Script
     from memexplore.tape import Tape
 
@@ -37,6 +40,9 @@ class RecordedRun:
     step: FailedStep | str | None
     """The step that ran out of memory, or why it cannot be rebuilt; None where no advice is wanted."""
     requests: first_steps.Requests
+    own: OwnCode | None
+    """The source of a script that ran out of memory, with the values of its names."""
+    options: RunOptions
 
     @functools.cached_property
     def _summary(self) -> dict[str, Any]:
@@ -56,6 +62,7 @@ class RecordedRun:
 
         return of_tape(self.tape, self.evidence)
 
+    @functools.cached_property
     def _what_fits(self) -> WhatFits | None:
         """Search settings that would have fitted; None where no advice is wanted or nothing failed."""
         if self.step is None:
@@ -66,15 +73,25 @@ class RecordedRun:
             return WhatFits(None, failed=self.step)
         return search(self.step, self.tape.meta)
 
+    @functools.cached_property
+    def _copy(self) -> FittingCopy | None:
+        """Write a copy of the script that fits; None where no advice is wanted, or no setting is written into it."""
+        target, what_fits = self.options.target, self._what_fits
+        # A copy would lack the knobs of the command line.
+        if isinstance(target, str) or self.own is None or what_fits is None or self.options.knobs.changed():
+            return None
+        return fitting_copy(target, self.own, what_fits, self.options.command_of)
+
     def text(self) -> str:
         """Return the report, with the settings that would have fitted where they are wanted: they are run for it."""
-        return report_text(self.tape, self.post_mortem, self._what_fits())
+        report = report_text(self.tape, self.post_mortem, self._what_fits)
+        return report if self._copy is None else f"{report}\n\n{self._copy.text}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the object of ``--json``, with what `text` has."""
         from memexplore.analysis import placements
 
-        parts = {"post_mortem": self.post_mortem, "what_fits": self._what_fits()}
+        parts = {"post_mortem": self.post_mortem, "what_fits": self._what_fits, "fitting_copy": self._copy}
         shown = {name: part.as_dict() for name, part in parts.items() if part is not None}
         return self._summary | shown | placements.summary_ranges(self.tape) | self.requests.as_dict()
 
@@ -102,7 +119,8 @@ def record(script: Script, options: RunOptions) -> RecordedRun:
             recorded = script.record(options.knobs, machine, watched)
     except CannotActError as error:
         raise UsageError(f"--knob: {error}") from None
-    return RecordedRun(recorded.tape, recorded.error, failure.evidence, failure.step, failure.requests)
+    known = failure.evidence, failure.step, failure.requests, failure.own
+    return RecordedRun(recorded.tape, recorded.error, *known, options)
 
 
 class _Failure:
@@ -113,6 +131,7 @@ class _Failure:
         self.requests = first_steps.of_environment()
         self.evidence: Evidence | None = None
         self.step: FailedStep | str | None = None
+        self.own: OwnCode | None = None
 
     @contextlib.contextmanager
     def watched(self, recording: Recording) -> Iterator[None]:
@@ -130,7 +149,21 @@ class _Failure:
             self.evidence = collect(error)
             if self._advises and self.evidence is not None:
                 self.step = _failed_step(error, seen, self._script.folder)
+                self.own = _own_code(error, self._script)
             raise
+
+
+def _own_code(error: BaseException, script: Script) -> OwnCode | None:
+    """Return the source of a script and its names when it failed; None for a module."""
+    from memexplore.run.code.own_code import OwnCode
+
+    if isinstance(script.target, str):
+        return None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        path = pathlib.Path(frame.f_code.co_filename)
+        if frame.f_code.co_name == "<module>" and path.is_file() and path.samefile(script.target):
+            return OwnCode(path.read_text(encoding="utf-8"), dict(frame.f_globals), path.name)
+    return None
 
 
 def _failed_step(error: BaseException, seen: SeenCall, folder: str) -> FailedStep | str:

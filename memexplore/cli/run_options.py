@@ -52,12 +52,19 @@ class RunOptions:
     """Where the tape is saved, or of several ranks their tapes."""
     prints_json: bool
 
+    def command_of(self, script: pathlib.Path) -> list[str]:
+        """Return the command line that runs another script in the place of this one, and prints its result as JSON."""
+        return [*self._command, str(script), "--", *self.arguments]
+
+    @property
+    def _command(self) -> list[str]:
+        return [sys.executable, "-m", "memexplore", "run", "--json", *self.machine_words]
+
     def command_of_rank(self, rank: int, files: Sequence[str] = ()) -> list[str]:
         """Return the command line of a process that runs another rank; `files` are the options of files to write."""
         world = ["--world", str(self.machine.world), "--rank", str(rank)]
         program = ["-m", self.target] if isinstance(self.target, str) else [str(self.target), "--"]
-        words = [sys.executable, "-m", "memexplore", "run", "--json", *world, *self.machine_words]
-        return [*words, *files, *program, *self.arguments]
+        return [*self._command, *world, *files, *program, *self.arguments]
 
 
 def add(add_command: AddCommand) -> None:

@@ -39,6 +39,7 @@ USAGE = """Write one of:
   %memoom off             show none
   %memoom advise          search what would have fitted, for the step or cell that failed last
   %memoom apply NUMBER    apply a setting that was found to the model, and write the rest into the next cell
+  %memoom cell            write the failed cell, changed so that it fits, into the next cell
   %memoom undo            restore the model
   %memoom free [--out]    free what failed cells still hold; --out also drops the notebook's outputs
   %memoom save FILE       save the last post-mortem: .html a page, .tape its tape, .pickle a PyTorch snapshot"""
@@ -59,8 +60,8 @@ class OutOfMemoryWatch:
         """Whether the running cell has shown a post-mortem."""
         self._earlier: Holder | None = None
         """What the error before the running cell holds."""
-        self._source = ""
-        """The running cell as it is written."""
+        self._source = self._failed_source = ""
+        """The running cell, and the one that failed last, as they are written."""
         self.seen: SeenCall | None = None
         """The last call of a model in the running cell."""
         self.step: FailedStep | str = ""
@@ -92,6 +93,8 @@ class OutOfMemoryWatch:
                 display(self.advise())
             case ["apply", number]:
                 print(self._apply_number(number))
+            case ["cell"]:
+                print(self._cell_that_fits())
             case ["undo"]:
                 print(self.undo())
             case ["free"]:
@@ -156,7 +159,7 @@ class OutOfMemoryWatch:
         memory_error = out_of_memory_error(error)
         if memory_error is None:
             return None
-        names = self._shell.user_ns
+        names, self._failed_source = self._shell.user_ns, self._source
         self.step, self.what_fits = failed_step(memory_error, self.seen, list(names.values())), None
         self._take_cell()
         self._is_made_by_cell = self._models is not None and any(
@@ -309,6 +312,32 @@ class OutOfMemoryWatch:
         if code:
             self._shell.set_next_input(code)
         return text
+
+    def _cell_that_fits(self) -> str:
+        """Write the failed cell with the smallest change with which it fits into the next cell, and say what changes.
+
+        The cell frees first what the failed one holds. It runs when its user runs it.
+        """
+        from memexplore.out_of_memory.changed_code import changed_codes
+        from memexplore.run.code.own_code import OwnCode
+
+        what_fits = self.advise() if self.what_fits is None else self.what_fits
+        if not what_fits.options:
+            return what_fits.text
+        source = self._failed_source.lstrip()
+        magic, _, body = source.partition("\n") if source.startswith("%%") else ("", "", source)
+        codes = changed_codes(OwnCode(body, self._shell.user_ns, "this cell"), what_fits)
+        if not codes:
+            return (
+                "None of the settings that fit can be written into this cell: it has no training loop of its own, or "
+                f"it is not clear what to change. %memoom apply changes the live model.\n{what_fits.text}"
+            )
+        code = codes[0]
+        self._shell.set_next_input("\n".join(filter(None, (magic, "%memoom free", code.source.strip("\n")))))
+        return (
+            f"The next cell is the failed one with setting {code.number}, {code.option}. It first frees what the "
+            f"failed cell holds. Run it:\n{code.diff}"
+        )
 
     def free(self, outputs: bool = False) -> str:
         """Free what failed cells hold, with `outputs` also what `Out` holds; return two lines about what came back."""

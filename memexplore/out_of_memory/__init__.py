@@ -13,7 +13,7 @@
 - `value`, `sentences`, `text`, `html`: the frozen `PostMortem` and its forms; `processes` names other processes.
 - `failed_step`: the step that failed, rebuilt for another process.
 - `failed_cell`: the cell that failed, in a copy of its names, where its step cannot be rebuilt.
-- `what_fits`: the search for settings with which it fits.
+- `what_fits`: the search for settings with which it fits; `changed_code`: a source with the lines of one of them.
 - `layout`, `failure`: a tape of the present layout that ends with the failed request, where nothing was recorded.
 - `release`: gives back what a failed cell still holds.
 """

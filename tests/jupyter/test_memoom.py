@@ -230,6 +230,37 @@ def test_a_setting_is_applied_to_the_model_and_undone(on_gpu: Shell, found: list
     assert isinstance(on_gpu.run("step(3000)").error_in_exec, torch.OutOfMemoryError)
 
 
+IN_CELL = """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    x = torch.randn(3000, 1024, device="cuda")
+    loss = model(x)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("magic", ["", "%%memprofile\n"])
+def test_the_failed_cell_is_put_into_the_next_one_changed_so_that_it_runs(on_gpu: Shell, magic: str) -> None:
+    on_gpu.run(BLOCKS).raise_error()
+    assert isinstance(on_gpu.run(f"{magic}{IN_CELL}").error_in_exec, torch.OutOfMemoryError)
+    on_gpu.run("%memoom cell").raise_error()
+    cell = on_gpu.shell.rl_next_input
+    assert cell.startswith(f"{magic}%memoom free\n")
+    # A copy of the cell, with lines of the setting.
+    assert all(line in cell for line in IN_CELL.strip().splitlines())
+    assert "\n+ " in on_gpu.text
+    on_gpu.run(cell).raise_error()
+
+
+def test_a_cell_without_a_loop_is_not_changed(on_gpu: Shell) -> None:
+    on_gpu.run(BLOCKS).raise_error()
+    on_gpu.run("step(3000)")
+    on_gpu.run("%memoom cell").raise_error()
+    assert on_gpu.text.startswith("None of the settings that fit can be written into this cell")
+
+
 def test_lines_that_only_the_code_can_have_are_put_into_the_next_cell(on_gpu: Shell, found: list[Any]) -> None:
     on_gpu.run(BLOCKS).raise_error()
     on_gpu.run("step(3000)")
