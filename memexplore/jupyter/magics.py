@@ -173,6 +173,7 @@ class MemoryMagics(Magics):
                                 an interrupt keeps what was found
         %memoom apply NUMBER    apply a setting that was found to the model, and free what the failed cell holds; what
                                 only the code of the loop can change is put into the next cell as lines
+        %memoom cell            write the failed cell, changed so that it fits, into the next cell
         %memoom undo            restore the model
         %memoom free [--out]    free what failed cells still hold: frames of tracebacks, leftovers of autograd, cached
                                 blocks. No variable is deleted; --out also drops the notebook's outputs (Out, _)

@@ -18,6 +18,8 @@ from memexplore.tape import COLUMNS, Action, Tape
 
 _MOST_ROWS = 200_000
 """Rows of a continuation; it has fewer repetitions where a period is long."""
+_MOST_READ = 400_000
+"""Rows of the last periods that are read, besides the last two: what lives longer than these is taken to stay."""
 _NEW = 1 << 60
 """The first address of a continuation: none is as high. Addresses only connect a free with its alloc there."""
 
@@ -72,8 +74,10 @@ def continuation(tape: Tape) -> Continuation | None:
     ends = periods(tape).ends
     if not ends or not len(tape) or tape.action[-1] != Action.OOM:
         return None
+    begins = [0, *(end + 1 for end in ends)]
+    begin = next((row for row in begins if len(tape) - row <= _MOST_READ), begins[-1])
     period = np.searchsorted(ends, np.arange(len(tape)))
-    blocks = _blocks(tape, period)
+    blocks = _blocks(tape, period, min(begin, begins[-3] if len(begins) > 2 else 0))
     failing, last = len(ends), len(tape) - 1
     # Where a program has failed before, and gone on, the same request has come in the failing period already.
     place, count = blocks[last][1:]
@@ -88,9 +92,10 @@ def continuation(tape: Tape) -> Continuation | None:
     return Continuation(_continued(tape, blocks, template, at, failing, repetitions), repetitions)
 
 
-def _blocks(tape: Tape, period: Rows) -> dict[int, _Block]:
-    """Return the block of each row that asks for memory."""
-    rows = np.flatnonzero(np.isin(tape.action, (Action.ALLOC, Action.OOM, Action.PREEXISTING)))
+def _blocks(tape: Tape, period: Rows, begin: int) -> dict[int, _Block]:
+    """Return the block of each row from `begin` on that asks for memory."""
+    asks = np.isin(tape.action, (Action.ALLOC, Action.OOM, Action.PREEXISTING))
+    rows = np.flatnonzero(asks & (np.arange(len(tape)) >= begin))
     places = np.stack([getattr(tape, name)[rows] for name in ("op", "module", "stack", "phase")], axis=1)
     _, place = np.unique(places, axis=0, return_inverse=True)
     counts: dict[tuple[int, int], Iterator[int]] = {}
@@ -103,10 +108,11 @@ def _blocks(tape: Tape, period: Rows) -> dict[int, _Block]:
 def _continued(tape: Tape, blocks: dict[int, _Block], template: range, at: int, failing: int, repetitions: int) -> Tape:
     life = lifetimes(tape)
     alive = life.requested >= len(tape)
-    address = {blocks[row]: int(tape.address[row]) for row in life.born[alive].tolist()}
-    born = dict(zip(life.requested.tolist(), life.born.tolist(), strict=True))
+    address = {blocks[row]: int(tape.address[row]) for row in life.born[alive].tolist() if row in blocks}
+    lives = zip(life.requested.tolist(), life.born.tolist(), strict=True)
+    born = {freed: row for freed, row in lives if row in blocks and freed in template}
     requests = [row for row in template if tape.action[row] == Action.ALLOC and tape.size[row]]
-    rows = sorted({*requests, *(row for row in born if row in template)})
+    rows = sorted({*requests, *born})
     new = itertools.count(_NEW)
     last = len(tape) - 1
     address[blocks[last]] = next(new)

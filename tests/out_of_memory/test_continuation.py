@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 
 import numpy as np
@@ -30,6 +31,23 @@ def training(steps: int, kept_mib: int = 0) -> Callable[[], None]:
             optimizer.step()
             optimizer.zero_grad()
             kept.append(torch.empty(kept_mib * MIB, dtype=torch.uint8, device="cuda"))
+
+    return run
+
+
+def replay_buffer(steps: int) -> Callable[[], None]:
+    """Return a program whose tensors live for three steps, beside some that stay."""
+
+    def run() -> None:
+        kept, last = [], collections.deque[torch.Tensor](maxlen=3)
+        model = nn.Linear(1024, 1024).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(steps):
+            last.append(torch.ones(6 * MIB, dtype=torch.uint8, device="cuda"))
+            model(torch.randn(256, 1024, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            kept.append(torch.ones(8 * MIB, dtype=torch.uint8, device="cuda"))
 
     return run
 
@@ -63,6 +81,7 @@ def requests(tape: Tape) -> np.ndarray:
         (training(12, kept_mib=16), "128MiB"),
         (training(12, kept_mib=7), "100MiB"),
         (evaluation(20, kept_mib=8), "96MiB"),
+        (replay_buffer(20), "128MiB"),
     ],
 )
 def test_it_is_what_the_program_does_with_more_memory(program: Callable[[], None], gpu: str) -> None:
