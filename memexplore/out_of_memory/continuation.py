@@ -14,7 +14,7 @@ import numpy as np
 
 from memexplore.analysis.curves import Rows, cached_by_tape, lifetimes
 from memexplore.analysis.periods import periods
-from memexplore.tape import COLUMNS, Action, Tape
+from memexplore.tape import COLUMNS, Action, Phase, Tape
 
 _MOST_ROWS = 200_000
 """Rows of a continuation; it has fewer repetitions where a period is long."""
@@ -71,7 +71,7 @@ def continuation(tape: Tape) -> Continuation | None:
 
     Raises ValueError for a tape that is not placed.
     """
-    ends = periods(tape).ends
+    ends = _ends(tape)
     if not ends or not len(tape) or tape.action[-1] != Action.OOM:
         return None
     begins = [0, *(end + 1 for end in ends)]
@@ -90,6 +90,21 @@ def continuation(tape: Tape) -> Continuation | None:
     repetitions = failing if failing > 1 else 0
     repetitions = min(repetitions, _MOST_ROWS // max(len(template), 1))
     return Continuation(_continued(tape, blocks, template, at, failing, repetitions), repetitions)
+
+
+def _ends(tape: Tape) -> list[int]:
+    """Return the last row of each complete period, the failing step's too where its update has ended.
+
+    What a program asks for after the update belongs to the next step, as in `periods`.
+    """
+    found = periods(tape)
+    begin = found.ends[-1] + 1 if found.ends else 0
+    updates = np.flatnonzero(tape.phase[begin:] == Phase.OPTIMIZER)
+    if found.unit != "step" or not len(updates) or tape.phase[-1] != Phase.OTHER:
+        return found.ends
+    after = begin + int(updates[-1]) + 1
+    asks = np.flatnonzero(np.isin(tape.action[after:], (Action.ALLOC, Action.OOM)))
+    return [*found.ends, after + int(asks[0]) - 1]
 
 
 def _blocks(tape: Tape, period: Rows, begin: int) -> dict[int, _Block]:
