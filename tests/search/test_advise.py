@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
 
 import pytest
 import torch
@@ -271,8 +272,9 @@ def test_every_option_is_a_row_with_sizes_in_binary_units_a_bar_and_its_largest_
         row = row_of(option, tight())
         outcome = option.outcome
         word = "tight" if outcome.margin < 0.05 * outcome.capacity else "fits "
-        size = size_text(outcome.needed).rjust(8)
-        assert f"  {word}    {size}  {bar(outcome.needed / outcome.capacity)}" in row
+        size = size_text(outcome.needed)
+        assert re.search(rf"  {word} +{re.escape(size)}  ", row)
+        assert f"{size}  {bar(outcome.needed / outcome.capacity)}" in row
         assert f"  {option.largest.samples} " in row
 
 
