@@ -127,13 +127,15 @@ def _goes_on_expandable(tape: Tape, to_come: int) -> bool:
 
 
 def _goes_on_without(tape: Tape, enough: list[HeldGroup]) -> bool:
-    """Return whether the run goes on without what is held, as far as it is known.
+    """Return whether the rest of the period goes through without what is held, as far as it is known.
 
-    Where the rest of a first forward pass is not known, a little that is held is no cause.
+    Later periods may hold as much again, which the same change gives back. Where the rest of a first forward pass is
+    not known, a little that is held is no cause.
     """
-    if continuation(tape) is not None:
+    continued = continuation(tape)
+    if continued is not None:
         rows = {row for group in enough for row in group.rows}
-        return counterfactual.fits_without(_ahead(tape), rows, len(tape) - 1)
+        return counterfactual.fits_without(continued.tape[: continued.end_of_period], rows, len(tape) - 1)
     is_first = tape.phase[-1] == Phase.FORWARD and not np.any(tape.step < tape.step[-1])
     return not is_first or sum(group.size for group in enough) >= _LITTLE * (tape.meta.capacity or 0)
 

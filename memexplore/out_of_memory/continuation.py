@@ -31,6 +31,8 @@ class Continuation(NamedTuple):
     """The tape, the failed request as an alloc, and the rows that follow it."""
     repetitions: int
     """Complete periods behind the rest of the failing one; 0 where only one period was complete before."""
+    end_of_period: int
+    """The row of `tape` before which the rest of the failing period ends."""
 
 
 def replayed_text(tape: Tape) -> str:
@@ -89,7 +91,8 @@ def continuation(tape: Tape) -> Continuation | None:
         return None
     repetitions = failing if failing > 1 else 0
     repetitions = min(repetitions, _MOST_ROWS // max(len(template), 1))
-    return Continuation(_continued(tape, blocks, template, at, failing, repetitions), repetitions)
+    continued, end = _continued(tape, blocks, template, at, failing, repetitions)
+    return Continuation(continued, repetitions, end)
 
 
 def _ends(tape: Tape) -> list[int]:
@@ -120,7 +123,9 @@ def _blocks(tape: Tape, period: Rows, begin: int) -> dict[int, _Block]:
     return blocks
 
 
-def _continued(tape: Tape, blocks: dict[int, _Block], template: range, at: int, failing: int, repetitions: int) -> Tape:
+def _continued(
+    tape: Tape, blocks: dict[int, _Block], template: range, at: int, failing: int, repetitions: int
+) -> tuple[Tape, int]:
     life = lifetimes(tape)
     alive = life.requested >= len(tape)
     address = {blocks[row]: int(tape.address[row]) for row in life.born[alive].tolist() if row in blocks}
@@ -133,7 +138,9 @@ def _continued(tape: Tape, blocks: dict[int, _Block], template: range, at: int, 
     address[blocks[last]] = next(new)
     added: list[tuple[int, Action, int]] = [(last, Action.ALLOC, address[blocks[last]])]
     """Row whose other columns are taken, action and address."""
+    end = 0
     for number in range(failing, failing + repetitions + 1):
+        end = end or (len(added) if number > failing else 0)
         shift = number - failing + 1
         for row in rows:
             if number == failing and row <= at:
@@ -152,4 +159,4 @@ def _continued(tape: Tape, blocks: dict[int, _Block], template: range, at: int, 
     columns = {name: np.concatenate((getattr(tape, name)[:last], getattr(tape, name)[source])) for name in COLUMNS}
     columns["action"] = np.concatenate((tape.action[:last], [action for _, action, _ in added]))
     columns["address"] = np.concatenate((tape.address[:last], [given for _, _, given in added]))
-    return tape.with_rows(columns)
+    return tape.with_rows(columns), last + (end or len(added))
