@@ -131,7 +131,7 @@ def test_a_copy_of_the_script_that_fits_is_written_beside_it_and_runs(write):
     again = memexplore("run", copy["path"], "--gpu", "256MiB", "--json")
     assert (again.returncode, json.loads(again.stdout)["need"]["smallest"]) == (0, copy["needed"])
     assert "\n+ " in copy["diff"]
-    # The next run replaces its own copy.
+    # The next run has the same copy.
     text = memexplore("run", path, "--gpu", "256MiB", "--advise").stdout
     assert "train_fits_2.py beside it is a copy with setting " in text
     assert sorted(file.name for file in path.parent.glob("*_fits*")) == ["train_fits.py", "train_fits_2.py"]

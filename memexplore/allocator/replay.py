@@ -26,6 +26,8 @@ _CHUNK = 1 << 17
 _FREE_AT_ONCE = 100  # a free_requested row whose free_completed comes next
 _RELEASES = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 _SEGMENTS = (*GROWTH, *_RELEASES)
+_TOTAL = 1 << 40
+"""Memory of a device that a tape does not know."""
 _UNFINISHED = frozenset({-1})  # a stream that never finishes: a free ends with its row, or with a wait for all streams
 
 
@@ -113,7 +115,9 @@ def trial(tape: Tape, settings: Settings, capacity: int | None, optional: NDArra
 
     Raises ValueError if a row frees an address without a block.
     """
-    meta = tape.meta._replace(capacity=capacity, capacity_without_limit=None, limit=None)
+    # The addresses of expandable segments depend on the total memory, which stays the same for all capacities.
+    total = tape.meta.total or _TOTAL
+    meta = tape.meta._replace(capacity=capacity, total=total, capacity_without_limit=None, limit=None)
     replayed = _Replay(tape, settings, keeps_addresses=False, meta=meta, left_out=(Action.OOM,), optional=optional)
     changes = (
         size if action in GROWTH else -size for _, action, _, size, _ in replayed.inserted if action in _SEGMENTS

@@ -11,21 +11,20 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from memexplore.allocator.actions import GROWTH
 from memexplore.allocator.replay import Trial, trial
 from memexplore.tape import Action, Tape
 from memexplore.tape.allocator_settings import BLOCK, SMALL_SEGMENT, Settings
 
 _ROWS = 4_000_000
 """Rows that a search replays in all: of a tape with many rows fewer capacities are tried."""
-_LARGER = 3
-"""Capacities that are tried between the smallest one and the one without pressure."""
 
 
 class Need(NamedTuple):
     """The memory that a run needs, in bytes."""
 
     smallest: int
-    """The smallest capacity with which it goes through; all larger ones that were tried suffice too.
+    """The smallest capacity with which it goes through; so it does with all larger ones that were tried.
 
     A multiple of 2 MiB. For a tape of more than about 300,000 rows it suffices, but may not be the smallest."""
     without_pressure: int
@@ -64,14 +63,17 @@ class _Search:
         self.trials: dict[int, Trial] = {}
 
     def need(self) -> Need:
-        with_room = trial(self.tape, self.settings, None)
-        enough = -(-with_room.reserved // SMALL_SEGMENT)
-        self.trials[enough] = with_room
-        smallest = self._between(-(-_live(self.tape, self.optional) // SMALL_SEGMENT), enough)
-        # More memory need not suffice where less does: other cached blocks are reused and split.
-        while (failing := self._failing_between(smallest, enough)) is not None:
-            smallest = self._between(failing + 1, enough)
-        return Need(smallest * SMALL_SEGMENT, with_room.reserved, self.trials[smallest].retries)
+        reserved = _reserved(self.tape, self.settings)
+        enough = -(-reserved // SMALL_SEGMENT)
+        # More memory need not suffice where less does: other cached blocks are reused and split. So where a page less
+        # than without pressure fails, nothing below is tried.
+        smallest = enough
+        if enough and self._suffices(enough - 1):
+            smallest = self._between(-(-_live(self.tape, self.optional) // SMALL_SEGMENT), enough - 1)
+            while not self._suffices(middle := (smallest + enough) // 2):
+                smallest = self._between(middle + 1, enough - 1)
+        retries = self.trials[smallest].retries if smallest < enough else 0
+        return Need(smallest * SMALL_SEGMENT, reserved, retries)
 
     def _between(self, low: int, high: int) -> int:
         """Return a capacity that suffices, where `high` does; with one page less it does not, if rows are left."""
@@ -83,11 +85,6 @@ class _Search:
                 low = middle + 1
         return high
 
-    def _failing_between(self, smallest: int, enough: int) -> int | None:
-        """Return the largest capacity that fails among some between two that suffice; None if none fails."""
-        larger = range(smallest, enough, max((enough - smallest) // (_LARGER + 1), 1))[1:]
-        return next((pages for pages in reversed(larger) if self.rows > 0 and not self._suffices(pages)), None)
-
     def _suffices(self, pages: int) -> bool:
         if pages not in self.trials:
             self.trials[pages] = trial(self.tape, self.settings, pages * SMALL_SEGMENT, self.optional)
@@ -95,11 +92,24 @@ class _Search:
         return self.trials[pages].rows == len(self.tape)
 
 
+def _reserved(tape: Tape, settings: Settings) -> int:
+    """Return the peak reserved without a limit: as the tape has it where nothing was given back, else by a replay."""
+    growth = np.isin(tape.action, GROWTH)
+    is_unchanged = settings == Settings.parse(tape.meta.settings) and growth.any()
+    if is_unchanged and not np.isin(tape.action, (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP, Action.OOM)).any():
+        return int(tape.size[growth].sum())
+    return trial(tape, settings, None).reserved
+
+
 def _live(tape: Tape, optional: NDArray[np.bool_]) -> int:
-    """Return the most bytes of blocks at once; with less no placement of the blocks is possible."""
-    if optional.any():
-        return 0  # which of them fail depends on the capacity
+    """Return the most bytes at once of blocks that are not optional; with less no placement of them is possible."""
     sizes = -(-tape.size // BLOCK) * BLOCK
-    born = np.isin(tape.action, (Action.ALLOC, Action.PREEXISTING))
-    changes = np.where(born, sizes, 0) - np.where(tape.action == Action.FREE_COMPLETED, sizes, 0)
-    return int(np.cumsum(changes).max(initial=0))
+    is_born = np.isin(tape.action, (Action.ALLOC, Action.PREEXISTING))
+    is_freed = tape.action == Action.FREE_COMPLETED
+    # The next row of an optional block's address that is an alloc or a free frees it.
+    rows = np.flatnonzero(is_born | is_freed)
+    rows = rows[np.argsort(tape.address[rows], kind="stable")]
+    left_out = optional.copy()
+    left_out[rows[1:][optional[rows[:-1]] & is_freed[rows[1:]]]] = True
+    changes = np.where(is_born, sizes, 0) - np.where(is_freed, sizes, 0)
+    return int(np.cumsum(np.where(left_out, 0, changes)).max(initial=0))

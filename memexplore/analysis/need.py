@@ -45,19 +45,20 @@ def need_on(tape: Tape, capacity: int, *, fits: bool) -> Need:
     found = smallest(tape)
     if fits:
         return found._replace(smallest=min(found.smallest, capacity))
-    return found._replace(smallest=max(found.smallest, (capacity // SMALL_SEGMENT + 1) * SMALL_SEGMENT))
+    least = max(found.smallest, (capacity // SMALL_SEGMENT + 1) * SMALL_SEGMENT)
+    return found._replace(smallest=least, without_pressure=max(found.without_pressure, least))
 
 
 @cached_by_tape
 def smallest(tape: Tape) -> Need:
     """Return the memory with which the requests of a tape go through; cached per tape.
 
-    A snapshot has a part of a run, and blocks from before it: it needs what it reserved.
+    A run on a CPU has no cache to give back, and a snapshot has a part of a run: these need what they reserved.
     """
-    if tape.meta.source is not Source.IMPORTED:
-        return smallest_capacity(tape, optional=optional(tape))
-    reserved = peak(tape, "reserved")[0]
-    return Need(reserved, reserved, retries=0)
+    if tape.meta.source is Source.IMPORTED or tape.meta.device == "cpu":
+        reserved = peak(tape, "reserved")[0]
+        return Need(reserved, reserved, retries=0)
+    return smallest_capacity(tape, optional=optional(tape))
 
 
 @cached_by_tape
@@ -112,13 +113,13 @@ def retries(tape: Tape) -> int:
 
 
 @cached_by_tape
-def error(tape: Tape) -> float:
+def known_error(tape: Tape) -> float:
     """Return the largest known error of the predicted need as a share: not 0 where cuDNN's workspaces are estimates.
 
     >>> from memexplore.tape import Meta
     >>> rows = {"size": [1 << 20], "category": [Category.WORKSPACE], "op": [0]}
     >>> tape = Tape.from_columns(rows, ops=["aten::cudnn_convolution"], meta=Meta(Source.PREDICTED, "Tesla T4"))
-    >>> error(tape), error(tape.replace(meta=Meta(Source.MEASURED, "cuda:0")))
+    >>> known_error(tape), known_error(tape.replace(meta=Meta(Source.MEASURED, "cuda:0")))
     (0.08, 0.0)
     """
     if tape.meta.source is not Source.PREDICTED:

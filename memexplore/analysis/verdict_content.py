@@ -16,7 +16,7 @@ from memexplore.analysis.curves import cached_by_tape, category_bytes, curve, pe
 from memexplore.analysis.growth import Leak, leak
 from memexplore.analysis.levers import lever
 from memexplore.analysis.location import location_text
-from memexplore.analysis.need import error, need, need_with_expandable_segments, retries
+from memexplore.analysis.need import known_error, need, need_with_expandable_segments, retries
 from memexplore.analysis.places import Place, name_cells, place, places
 from memexplore.analysis.rank import most_of_nccl, nccl_text, rank_text
 from memexplore.analysis.verdict import Verdict, caught_requests, caught_text, failed_request, stop_text, verdict
@@ -160,7 +160,7 @@ def _fits(tape: Tape) -> VerdictContent:
         _limit(tape),
         _source(tape),
     ]
-    spare, margin = capacity - required.smallest, round(error(tape) * required.smallest)
+    spare, margin = capacity - required.smallest, round(known_error(tape) * required.smallest)
     is_tight = (
         min(spare - most_of_nccl(tape), spare - margin) < capacity * TIGHT or capacity < required.without_pressure
     )
@@ -298,7 +298,7 @@ def _perhaps(tape: Tape, required: Need | None) -> str:
     """Return the lower end of an estimate with which the run would fit; empty if it would not."""
     if required is None or tape.whole is None:
         return ""
-    low = round(required.smallest * (1 - error(tape.whole)))
+    low = round(required.smallest * (1 - known_error(tape.whole)))
     return f"it may fit, as {_ESTIMATES}: needs {size_text(low)} or more" if low <= (tape.meta.capacity or 0) else ""
 
 

@@ -53,35 +53,43 @@ def fitting_copy(
 ) -> FittingCopy | None:
     """Write a copy of a script that fits beside it; None where no setting can be written into its lines, or fits.
 
-    `command` returns the command line that runs a copy and prints its result as `memexplore run --json` does. A file
-    that is no earlier copy is not replaced.
+    `command` returns the command line that runs a copy and prints its result as `memexplore run --json` does. No file
+    is replaced but one with the same text.
     """
     from memexplore.out_of_memory.changed_code import changed_codes
 
-    codes = changed_codes(own, what_fits)[:_MOST_RUNS]
-    path = _free_path(script)
-    for code in codes:
-        knobs = code.option.knobs
-        path.write_text(f"{code.source.rstrip()}\n\n{_MARK}{script.name} with {knobs}\n", encoding="utf-8")
-        needed = _needed(command(path))
+    for code in changed_codes(own, what_fits)[:_MOST_RUNS]:
+        text = f"{code.source.rstrip()}\n\n{_MARK}{script.name} with {code.option.knobs}\n"
+        path, was_there = _path_for(script, text)
+        needed = None
+        try:
+            path.write_text(text, encoding="utf-8")
+            needed = _needed(command(path))
+        except OSError:  # a folder that cannot be written
+            return None
+        finally:
+            # Also after an interrupt: what was not run is not kept.
+            if needed is None and not was_there:
+                path.unlink(missing_ok=True)
         if needed is not None:
-            return FittingCopy(path, code.number, str(knobs), code.diff, needed)
-    if codes:
-        path.unlink()
+            return FittingCopy(path, code.number, str(code.option.knobs), code.diff, needed)
     return None
 
 
-def _free_path(script: pathlib.Path) -> pathlib.Path:
+def _path_for(script: pathlib.Path, text: str) -> tuple[pathlib.Path, bool]:
+    """Return the path of a copy with some text, beside its script, and whether the file is there already."""
     path, number = script.with_name(f"{script.stem}_fits.py"), 2
-    while path.exists() and _MARK not in path.read_text(encoding="utf-8", errors="replace"):
+    while path.exists() and path.read_bytes() != text.encode():
         path, number = script.with_name(f"{script.stem}_fits_{number}.py"), number + 1
-    return path
+    return path, path.exists()
 
 
 def _needed(command: list[str]) -> int | None:
     """Run a copy, and return what it needs; None if it does not fit."""
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        ended = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
         result = json.loads(ended.stdout)
     except (subprocess.TimeoutExpired, ValueError):
         return None

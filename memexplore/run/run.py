@@ -12,7 +12,6 @@ import warnings
 from typing import Protocol
 
 from memexplore.allocator import Settings
-from memexplore.allocator.smallest import Need
 from memexplore.analysis.curves import peak
 from memexplore.analysis.need import goes_through
 from memexplore.analysis.picture import with_whole
@@ -144,15 +143,8 @@ def _run_of(execution: Execution, unlimited: Execution | None, machine: Machine)
     is_fitting, capacity = fits(execution.tape), execution.tape.meta.capacity
     if unlimited is not None:
         execution = execution._replace(tape=with_whole(execution.tape, unlimited.tape))
-    required = None if capacity is not None else _without_allocator(execution.tape)
     capacity = machine.gpu.capacity if capacity is None else capacity
-    return Run(execution, outcome_of(unlimited or execution, machine.gpu, capacity, is_fitting, required))
-
-
-def _without_allocator(tape: Tape) -> Need:
-    """Return the need of a run on a CPU, where no cache is given back."""
-    reserved = peak(tape, "reserved")[0]
-    return Need(reserved, reserved, retries=0)
+    return Run(execution, outcome_of(unlimited or execution, machine.gpu, capacity, is_fitting))
 
 
 class _TooLong(BaseException):

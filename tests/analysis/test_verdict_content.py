@@ -46,7 +46,7 @@ def test_run_that_fits_has_need_capacity_and_rest() -> None:
     assert (found.level, found.headline) == (Level.FITS, "Fits: needs 8.00 GiB · T4 has 12.0 GiB · 4.00 GiB to spare")
     assert found.detail == (
         "Peak 8.00 GiB allocated in layer1 · 75 % activations, 25 % parameters: try checkpointing or mixed precision · "
-        "predicted, torch 2.13"
+        "9.00 GiB reserved where there is room · predicted, torch 2.13"
     )
     assert (found.used, found.needed, found.capacity, found.device) == (9 * GIB, 8 * GIB, 12 * GIB, "T4")
 

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memexplore.allocator.smallest import Need
 from memexplore.analysis.curves import curve, peak
 from memexplore.analysis.need import need_on
 from memexplore.analysis.tradeoffs import Point
@@ -63,13 +62,10 @@ class Outcome(NamedTuple):
         return self.capacity - self.needed
 
 
-def outcome_of(execution: Execution, gpu: Gpu, capacity: int, fits: bool, required: Need | None = None) -> Outcome:
-    """Return the numbers of an execution of the whole program, on a GPU of some capacity that it fits or not.
-
-    `required` is the memory that it needs, by default found by replays.
-    """
+def outcome_of(execution: Execution, gpu: Gpu, capacity: int, fits: bool) -> Outcome:
+    """Return the numbers of an execution of the whole program, on a GPU of some capacity that it fits or not."""
     knobs, source = execution.knobs, execution.tape.meta.source
-    required = need_on(execution.tape, capacity, fits=fits) if required is None else required
+    required = need_on(execution.tape, capacity, fits=fits)
     is_measured = source is Source.MEASURED
     computing, sending = execution.cost.seconds(gpu), execution.cost.link_seconds(gpu)
     return Outcome(
