@@ -111,6 +111,27 @@ def test_settings_are_found_and_one_is_applied_and_undone(notebook: Callable[...
     assert int(book.text(4)) == 0
 
 
+TRAINING = """for _ in range(3):
+    loss = model(torch.randn(3000, 1024, device="cuda"))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()"""
+
+
+@pytest.mark.parametrize("magic", ["", "%%memprofile\n"])
+def test_the_failed_cell_comes_again_changed_and_runs_to_its_end(notebook: Callable[..., Any], magic: str) -> None:
+    book = notebook(SET_UP, MODEL, f"{magic}{TRAINING}", "%memoom cell")
+    for number in range(4):
+        book.run(number)
+    assert [error.partition(":")[0] for error in book.errors()] == ["OutOfMemoryError"]
+    shot(book, "changed_cell")
+    changed = book.sources()[4]
+    assert changed.startswith(f"{magic}%memoom free\n")
+    assert "\n+ " in book.text(3)
+    book.run(4)
+    assert len(book.errors()) == 1  # that of the first run
+
+
 def test_a_search_is_stopped_and_keeps_what_it_has_found(notebook: Callable[..., Any]) -> None:
     book = open_failed(notebook, "print('a cell runs meanwhile')")
     book.page.get_by_role("button", name="Find what would have fitted").click()
