@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from memexplore.analysis.curves import Rows, cached_by_tape, curve
+from memexplore.analysis.curves import Rows, cached_by_tape, curve, peak
 from memexplore.analysis.verdict import failed_request
 from memexplore.tape import COLUMNS, Action, Ending, Tape
 
@@ -139,6 +139,27 @@ def picture(tape: Tape) -> Tape:
         return tape.whole
     part = _until_stop(tape)
     return tape if part is None else part
+
+
+class Moment(NamedTuple):
+    """The moment of a run that is looked at first."""
+
+    row: int
+    """-1 on an empty tape."""
+    text: str
+    """As it stands behind what is shown, such as "at the peak"."""
+
+
+def first_moment(tape: Tape) -> Moment:
+    """Return the request that ended the run of a picture out of memory, else the peak allocated.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> columns = {"action": [Action.ALLOC, Action.OOM], "address": [0, -1], "size": [5, 6]}
+    >>> first_moment(Tape.from_columns(columns, meta=Meta(Source.PREDICTED, "8 B GPU")))
+    Moment(row=1, text='at the failed request')
+    """
+    failed = failed_request(tape)
+    return Moment(failed, "at the failed request") if failed >= 0 else Moment(peak(tape)[1], "at the peak")
 
 
 # A cache that returned the tape itself would keep it for ever: its entries live as long as their keys.

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from memexplore.analysis import curves, groups, growth, tables
 from memexplore.analysis.layer_rows import LayerRow
 from memexplore.analysis.periods import periods
+from memexplore.analysis.picture import Moment, first_moment
 from memexplore.analysis.places import place
 from memexplore.analysis.streams import has_streams, stream_text
 from memexplore.figures.bands import UNWINDING, unwinding
@@ -60,8 +61,9 @@ def cursor_text(tape: Tape, row: int) -> str:
     if module >= 0:
         position += f" of {tape.modules[module]}"
     allocated = size_text(int(curves.curve(tape, "allocated")[row]))
-    peak = "At the peak · " if row == curves.peak(tape)[1] else ""
-    return f"{peak}{allocated} allocated · {position} · event {row:,}"
+    moments = (first_moment(tape), Moment(curves.peak(tape)[1], "at the peak"))
+    moment = next((f"{moment.text.capitalize()} · " for moment in moments if moment.row == row), "")
+    return f"{moment}{allocated} allocated · {position} · event {row:,}"
 
 
 def layer_tree(rows: tuple[LayerRow, ...]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from memexplore.jupyter.notebook_gpu import NotebookGpu, restore_torch
 from memexplore.jupyter.options import Options, gpu_line, parse, rewrite_first_line
 from memexplore.jupyter.profile import Profile
 from memexplore.jupyter.receiving import read_requests_after_replies
+from memexplore.jupyter.traceback_below import TracebackBelow
 from memexplore.virtual_gpu.values.setting import Values
 
 
@@ -30,6 +31,7 @@ class MemoryMagics(Magics):
         self._running_cells: list[str] = []
         self._notebook = NotebookGpu()
         self._oom = of_shell(shell)
+        self._traceback = TracebackBelow(shell)
 
     # -- magics
 
@@ -162,7 +164,7 @@ class MemoryMagics(Magics):
     @no_var_expand
     @line_magic
     def memoom(self, line: str) -> None:
-        """Show a post-mortem under the traceback of each cell that runs out of memory, and free what it holds.
+        """Show a post-mortem of each cell that runs out of memory, and free what it holds.
 
         %memoom on              show a post-mortem for each cell that runs out of memory
         %memoom off             show none
@@ -249,6 +251,7 @@ class MemoryMagics(Magics):
         if running is not None:
             running.contexts.close()
         self._oom.close()
+        self._traceback.close()
         if (name := self._notebook.turn_off()) is not None:
             print(f"The virtual {name} is off: %memgpu turns one on again")
 

@@ -1,12 +1,13 @@
 """Run `%memoom`: post-mortems of a whole notebook, and the memory of failed cells given back.
 
-Each cell that runs out of memory gets a post-mortem under its traceback. On a virtual GPU each cell is recorded for it;
-on a real GPU the allocator records its history.
+Each cell that runs out of memory gets a post-mortem, in a notebook above its traceback. On a virtual GPU each cell is
+recorded for it; on a real GPU the allocator records its history.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import pathlib
 import sys
 import weakref
@@ -20,12 +21,13 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 
 from memexplore.jupyter.recorded_cell import RecordedCell, end_history, keep_history, record_cell
-from memexplore.text import result_files
+from memexplore.text import ipython_shell, result_files
 
 if TYPE_CHECKING:
     import torch
 
     from memexplore.jupyter.applied_setting import AppliedSetting
+    from memexplore.jupyter.changed_cell import ChangedCell
     from memexplore.jupyter.memoom_page import MemoomPage
     from memexplore.out_of_memory.evidence_types import Evidence, Holder
     from memexplore.out_of_memory.failed_step import FailedStep, SeenCall
@@ -60,7 +62,7 @@ class OutOfMemoryWatch:
         """Whether the running cell has shown a post-mortem."""
         self._earlier: Holder | None = None
         """What the error before the running cell holds."""
-        self._source = self._failed_source = ""
+        self._source = self.failed_source = ""
         """The running cell, and the one that failed last, as they are written."""
         self.seen: SeenCall | None = None
         """The last call of a model in the running cell."""
@@ -140,9 +142,10 @@ class OutOfMemoryWatch:
 
                 # What a cell that turned its GPU on itself did is not recorded.
                 post_mortem = of_failure(tape, evidence)
+                pictures = []
                 if post_mortem is not None and np.any(post_mortem.tape.action == Action.ALLOC):
-                    show_view(post_mortem.tape)
-                self.show(post_mortem)
+                    pictures.append(functools.partial(show_view, post_mortem.tape))
+                ipython_shell.most_important_first(functools.partial(self.show, post_mortem), *pictures)
         except Exception as failure:
             # The cell's own error has been shown; this one must not hide it.
             print(f"The post-mortem failed ({type(failure).__name__}: {failure}); please report this.")
@@ -159,7 +162,7 @@ class OutOfMemoryWatch:
         memory_error = out_of_memory_error(error)
         if memory_error is None:
             return None
-        names, self._failed_source = self._shell.user_ns, self._source
+        names, self.failed_source = self._shell.user_ns, self._source
         self.step, self.what_fits = failed_step(memory_error, self.seen, list(names.values())), None
         self._take_cell()
         self._is_made_by_cell = self._models is not None and any(
@@ -318,26 +321,18 @@ class OutOfMemoryWatch:
 
         The cell frees first what the failed one holds. It runs when its user runs it.
         """
-        from memexplore.out_of_memory.changed_code import changed_codes
-        from memexplore.run.code.own_code import OwnCode
-
         what_fits = self.advise() if self.what_fits is None else self.what_fits
-        if not what_fits.options:
-            return what_fits.text
-        source = self._failed_source.lstrip()
-        magic, _, body = source.partition("\n") if source.startswith("%%") else ("", "", source)
-        codes = changed_codes(OwnCode(body, self._shell.user_ns, "this cell"), what_fits)
-        if not codes:
-            return (
-                "None of the settings that fit can be written into this cell: it has no training loop of its own, or "
-                f"it is not clear what to change. %memoom apply changes the live model.\n{what_fits.text}"
-            )
-        code = codes[0]
-        self._shell.set_next_input("\n".join(filter(None, (magic, "%memoom free", code.source.strip("\n")))))
-        return (
-            f"The next cell is the failed one with setting {code.number}, {code.option}. It first frees what the "
-            f"failed cell holds. Run it:\n{code.diff}"
-        )
+        changed = self.changed_cell(self.failed_source, what_fits)
+        if isinstance(changed, str):
+            return changed
+        self._shell.set_next_input(changed.source)
+        return f"{changed.text} Run it, as it stands in the next cell:\n{changed.diff}"
+
+    def changed_cell(self, source: str, what_fits: WhatFits) -> ChangedCell | str:
+        """Return a cell that failed, changed so that it fits, or the reason why it cannot be."""
+        from memexplore.jupyter.changed_cell import changed_cell
+
+        return changed_cell(source, self._shell.user_ns, what_fits)
 
     def free(self, outputs: bool = False) -> str:
         """Free what failed cells hold, with `outputs` also what `Out` holds; return two lines about what came back."""

@@ -18,6 +18,7 @@ from memexplore.jupyter.main_thread import MainThread
 from memexplore.run.knobs.knobs import Knobs
 
 if TYPE_CHECKING:
+    from memexplore.jupyter.changed_cell import ChangedCell
     from memexplore.jupyter.memoom import OutOfMemoryWatch
     from memexplore.out_of_memory.failed_step import FailedStep
     from memexplore.out_of_memory.what_fits import FailedStepSearch
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from memexplore.run.search.search_process import Report
     from memexplore.tape import Meta
 
+_CHANGE = "Change the cell so that it fits"
 _FIND = "Find what would have fitted"
 _LATER = "Another cell has run out of memory since: its settings are below it."
 
@@ -43,6 +45,12 @@ class MemoomPage:
         self._search = Search(start, cannot, self._thread, threading.RLock(), self._draw_soon, self._draw_soon)
         tooltip = "Settings of this step, each run on a virtual GPU beside the kernel"
         self._find = self._button(_FIND, tooltip, self._start)
+        tooltip = "%memoom cell: search, then show the failed cell with the smallest change with which it fits"
+        self._change = self._button(_CHANGE, tooltip, self._start_change)
+        self._change.button_style = "primary"
+        self._source, self._is_cell_wanted = watch.failed_source, False
+        self._cell = ipywidgets.VBox()
+        """The changed cell, with the button that runs it."""
         self._stop = self._button("Stop", "End the search and keep what it has found", lambda: None)
         # At once, also while a cell runs.
         self._stop.on_click(lambda _: self._search.stop())
@@ -56,8 +64,9 @@ class MemoomPage:
         self._note = ipywidgets.HTML()
         self._said: tuple[Knobs, str] | None = None
         """The setting whose button was pressed last, and what was done as HTML."""
-        buttons = ipywidgets.HBox([self._find, self._stop, free], layout=ipywidgets.Layout(flex_flow="row wrap"))
-        self.widget = ipywidgets.VBox([buttons, self._progress, self._note, self._options])
+        buttons = [self._change, self._find, self._stop, free]
+        buttons = ipywidgets.HBox(buttons, layout=ipywidgets.Layout(flex_flow="row wrap"))
+        self.widget = ipywidgets.VBox([buttons, self._progress, self._note, self._cell, self._options])
         self.widget.add_class("memexplore-memoom")
 
     # -- the search
@@ -73,6 +82,12 @@ class MemoomPage:
         if self._is_newest:
             self._watch.page = self
         self._search.start(Knobs())
+        self._draw()
+
+    def _start_change(self) -> None:
+        self._is_cell_wanted = True
+        if self._search.advice is None or self._search.state.state != "done":
+            self._start()
         self._draw()
 
     @property
@@ -92,7 +107,7 @@ class MemoomPage:
     def _draw(self) -> None:
         state = self._search.state
         running = self._search.is_running
-        self._find.disabled = running
+        self._find.disabled = self._change.disabled = running
         self._stop.layout.display = "" if running else "none"
         self._progress.value = f'<span role="status">{escape(state.text)}</span>' if state.text else ""
         advice = self._search.advice
@@ -106,6 +121,9 @@ class MemoomPage:
         what_fits = WhatFits(advice, self._running.step.assumed)
         if self._watch.page is self:
             self._watch.what_fits = what_fits
+        if self._is_cell_wanted and not running:
+            self._is_cell_wanted = False
+            self._show_cell(self._watch.changed_cell(self._source, what_fits))
         options = [(option.knobs, option.largest_text) for option in advice.options]
         drawn = (state.state, self._applied, self._said, self._is_newest, options)
         if drawn == self._drawn:
@@ -120,6 +138,17 @@ class MemoomPage:
             *rows,
             *(assumed if what_fits.assumed and not running else []),
         )
+        for widget in before:
+            _close(widget)
+
+    def _show_cell(self, changed: ChangedCell | str) -> None:
+        before = self._cell.children
+        if isinstance(changed, str):
+            self._cell.children = (_text(_status(changed)),)
+        else:
+            from memexplore.jupyter.changed_cell import RunBelow
+
+            self._cell.children = (_text(_status(changed.text, changed.diff)), RunBelow(changed.source))
         for widget in before:
             _close(widget)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import linecache
 import sys
 from collections.abc import Iterator
@@ -118,10 +119,10 @@ def finish(
 
             # On a real GPU the tensors in the frames of the traceback would leave no memory for another run.
             without_locals(error)
-        show_explorer(profile.replay, tape, profile.options, shell.user_ns)
+        show_picture = functools.partial(show_explorer, profile.replay, tape, profile.options, shell.user_ns)
     else:
-        show_view(tape)
-    watch.show(post_mortem)
+        show_picture = functools.partial(show_view, tape)
+    ipython_shell.most_important_first(functools.partial(watch.show, post_mortem), show_picture)
     write_page(tape, profile.options, post_mortem)
 
 

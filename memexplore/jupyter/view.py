@@ -19,7 +19,7 @@ from IPython.display import display
 
 from memexplore.analysis import curves, tables
 from memexplore.analysis.layer_rows import has_layer
-from memexplore.analysis.picture import Picture, has_same_picture, picture
+from memexplore.analysis.picture import Picture, first_moment, has_same_picture, picture
 from memexplore.figures.alignment import clipped, matching_row, matching_window
 from memexplore.figures.positions import DEFAULT_X, EqualSteps, XAxis, XChoice
 from memexplore.figures.text import timeline_text
@@ -56,7 +56,8 @@ class Screen(NamedTuple):
 class View(anywidget.AnyWidget):
     """Widget that shows a Tape. Create it with `view`.
 
-    `cursor` is the row that was clicked in the timeline (initially the row of the peak, -1 on an empty tape).
+    `cursor` is the row that was clicked in the timeline (initially the row of the peak, -1 on an empty tape; `view`
+    begins at the request that ended a run out of memory).
     `selection` is the layer that was clicked, None for all layers; `h.0–11.mlp` stands for several layers. `tape` is
     the tape shown, and `before` a tape drawn as a pale outline behind it. Assigning any of the four updates the
     browser.
@@ -393,4 +394,6 @@ def view(tape: Tape) -> View:
 
     Raises ValueError if the tape has no addresses.
     """
-    return View(tape)
+    shown = View(tape)
+    shown.cursor = first_moment(shown.drawn).row
+    return shown

@@ -87,7 +87,7 @@ def _last_call(session: Session) -> SeenCall | None:
 
 
 def _show_post_mortem(session: Session) -> None:
-    """Show a post-mortem below the traceback, if the block runs out of memory."""
+    """Show a post-mortem when the cell has ended, if the block runs out of memory."""
     from memexplore.jupyter.memoom import of_shell
 
     shell = ipython_shell.running_shell()

@@ -11,7 +11,7 @@ from memexplore.analysis.addresses import fragmentation_text, has_segments
 from memexplore.analysis.curves import peak
 from memexplore.analysis.growth import growth_text
 from memexplore.analysis.periods import periods
-from memexplore.analysis.picture import picture
+from memexplore.analysis.picture import first_moment, picture
 from memexplore.analysis.placements import placement_note
 from memexplore.analysis.rank import nccl_text, rank_text
 from memexplore.analysis.summary import summary
@@ -104,7 +104,9 @@ def html(tape: Tape, post_mortem: PostMortem | None = None, plotly: str | None =
 
     Raises ValueError for a tape that is not placed.
     """
-    verdict = verdict_content(tape)
+    verdict, drawn = verdict_content(tape), picture(tape)
+    first = first_moment(drawn)
+    row, moment = first.row if len(drawn) else None, first.text
     script = _SCRIPT.replace("DARK", f'"{Theme.DARK.value}"').replace("LIGHT", f'"{Theme.LIGHT.value}"')
     scripts = "'unsafe-inline'" if plotly is None else "'unsafe-inline' 'self' file:"
     policy = f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:"
@@ -120,22 +122,22 @@ def html(tape: Tape, post_mortem: PostMortem | None = None, plotly: str | None =
         _where(verdict),
         *_post_mortem(post_mortem),
         f"<noscript>{image(tape)}</noscript>",
-        _figure("timeline", timeline(picture(tape), points=_POINTS)),
+        _figure("timeline", timeline(drawn, points=_POINTS)),
         "<h2>Layers</h2>",
-        '<p class="note">Allocated bytes of each layer and its sublayers at the peak. Click a layer to fold it.</p>',
-        f'<div class="wide">{layers_tree(picture(tape))}</div>',
-        "<h2>Largest tensors at the peak</h2>",
+        f'<p class="note">Allocated bytes of each layer and its sublayers {moment}. Click a layer to fold it.</p>',
+        f'<div class="wide">{layers_tree(drawn, row)}</div>',
+        f"<h2>Largest tensors {moment}</h2>",
         '<p class="note">Requested bytes, and the line of your code that allocated each tensor. '
         "Click a heading to sort.</p>",
-        f'<div class="wide">{tensors_table(picture(tape))}</div>',
-        "<h2>Lines at the peak</h2>",
-        '<p class="note">Allocated bytes at the peak by the innermost line of your code that allocated them.</p>',
-        f'<div class="wide">{lines_table(picture(tape))}</div>',
+        f'<div class="wide">{tensors_table(drawn, row)}</div>',
+        f"<h2>Lines {moment}</h2>",
+        f'<p class="note">Allocated bytes {moment} by the innermost line of your code that allocated them.</p>',
+        f'<div class="wide">{lines_table(drawn, row)}</div>',
         *_growth(tape),
         *_blocks(tape),
         "<h2>Categories at the peak</h2>",
         '<p class="note">Allocated bytes: blocks after rounding.</p>',
-        f'<div class="wide">{categories_table(picture(tape))}</div>',
+        f'<div class="wide">{categories_table(drawn)}</div>',
         "<h2>Sources and assumptions</h2>",
         _facts(tape),
         f"{library}<script>{script}</script></body></html>",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 
@@ -30,6 +31,15 @@ def cell_name(filename: str) -> str:
 def is_notebook() -> bool:
     """Return whether a Jupyter kernel runs this process: its output can be HTML that changes in place."""
     return getattr(running_shell(), "kernel", None) is not None
+
+
+def most_important_first(*shows: Callable[[], object]) -> None:
+    """Call functions that show something, the most important one where it is read first.
+
+    A notebook is read from the top, a terminal from the end.
+    """
+    for show in shows if is_notebook() else reversed(shows):
+        show()
 
 
 def display_in_place(value: Any) -> Any:

@@ -238,6 +238,7 @@ def test_in_a_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) ->
         "%%memprofile --gpu T4\n\n1 / 0",
         "%%memprofile --gpuu T4\nran = True",
         "print('ran' in globals(), len(tape) > 0)",
+        '%%memprofile --gpu 256MiB\nlarge = torch.empty(300 << 20, dtype=torch.uint8, device="cuda")',
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     nbclient.NotebookClient(notebook, timeout=240, allow_errors=True, kernel_name="python3").execute()
@@ -249,6 +250,10 @@ def test_in_a_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) ->
     assert kinds[3] == ["stream"]
     assert notebook.cells[3].outputs[0].text.startswith("UsageError: ")
     assert notebook.cells[4].outputs[0].text == "False True\n"
+    # The answer to running out of memory stands above the traceback and the picture.
+    assert kinds[5][-1] == "error"
+    assert notebook.cells[5].outputs[0].data["text/plain"].startswith("Out of memory\n")
+    assert "----> 2 large" in re.sub(r"\x1b\[[\d;]*m", "", "\n".join(notebook.cells[5].outputs[-1].traceback))
     # plotly.js alone is 5 MB: nothing of that may be saved with the notebook
     assert len(nbformat.writes(notebook)) < 500_000
 

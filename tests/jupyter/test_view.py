@@ -13,6 +13,7 @@ from traitlets import TraitError
 from memexplore.analysis import curves
 from memexplore.analysis.addresses import fragmentation_text
 from memexplore.analysis.picture import with_whole
+from memexplore.analysis.verdict import failed_request
 from memexplore.analysis.verdict_content import verdict_content
 from memexplore.figures.timeline import timeline
 from memexplore.jupyter.cursor_details import cursor_text, live_tensors
@@ -230,13 +231,14 @@ def test_run_that_did_not_fit_is_drawn_as_if_there_were_room(monkeypatch: pytest
     browser = Browser(view(with_whole(died, whole)), monkeypatch)
     (answer,) = browser.request(type="everything")
     assert answer["pictures"] == {"labels": ["As if there were room", "What happened"], "drawn": 0}
-    assert browser.view.cursor == curves.peak(browser.view.drawn)[1]
+    assert browser.view.cursor == failed_request(browser.view.drawn)
     # the row of the request that fails is added
     assert len(browser.view.drawn) == len(whole) + 1
     answer, details = browser.request(type="picture", picture="as it happened")
     assert (answer["type"], answer["pictures"]["drawn"], details["type"]) == ("tape", 1, "details")
     assert browser.view.drawn.equals(died)
-    assert browser.view.cursor == curves.peak(died)[1]
+    assert browser.view.cursor == failed_request(died)
+    assert cursor_text(died, browser.view.cursor).startswith("At the failed request · ")
 
 
 def test_cursor_after_the_stop_is_at_the_peak_of_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,6 +114,27 @@ export interface Model {
   widget_manager?: { kernel?: Connection | null; get_model?(id: string): Promise<{ comm?: Comm }> };
 }
 
+/** The model of a button that runs a cell, with what JupyterLab's manager of widgets knows of its views. */
+export interface CellModel {
+  get(name: "source" | "comm_id"): string;
+  widget_manager?: {
+    get_model?(id: string): Promise<{
+      views?: Record<string, Promise<{ el: HTMLElement; luminoWidget: LabWidget }>>;
+      widget_manager: { context?: { sessionContext: unknown } };
+    }>;
+  };
+}
+
+/** A widget of JupyterLab: a cell and a notebook are two. Only public members are used. */
+export interface LabWidget {
+  parent: LabWidget | null;
+  model?: { type?: string; sharedModel: { insertCell(index: number, cell: Record<string, unknown>): void } };
+  /** The cells of a notebook. */
+  widgets?: LabWidget[];
+  activeCellIndex?: number;
+  node: HTMLElement;
+}
+
 /** JupyterLab's connection to a kernel. */
 export interface Connection {
   status?: string;
