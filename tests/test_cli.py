@@ -196,6 +196,7 @@ def test_run_writes_tape_and_page(write, tmp_path):
         (["run", __file__, "--html", __file__], "exists and is not an HTML page, so it is not replaced"),
         (["run", __file__, "-o", __file__], "exists and is not a tape, so it is not replaced"),
         (["run", __file__, "-o", "."], "is a folder"),
+        (["run", __file__, "-o", "no such folder/"], "is a folder"),
         (["run", __file__, "-o", "same", "--html", "./same"], "name the same file"),
         (["run", __file__, "--release", "1.0"], "'1.0' is not a torch release"),
         (["run", __file__, "--release", "9" * 5000 + ".1"], "is not a torch release"),

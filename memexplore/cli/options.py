@@ -33,7 +33,7 @@ def find_gpu(text: str) -> catalogue.Gpu:
         raise UsageError(str(error)) from None
 
 
-def check_output(option: str, path: pathlib.Path | None, kind: result_files.Kind) -> None:
+def check_output(option: str, path: str | pathlib.Path | None, kind: result_files.Kind) -> None:
     """Raise UsageError for a path to which the result of an option cannot be written."""
     if path is None:
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -131,7 +132,6 @@ def add(add_command: AddCommand) -> None:
     )
     running.add_argument(
         "--html",
-        type=pathlib.Path,
         metavar="FILE",
         help="write a stand-alone HTML page; of several ranks that of the worst, or a folder with one each",
     )
@@ -139,7 +139,6 @@ def add(add_command: AddCommand) -> None:
     running.add_argument(
         "-o",
         "--output",
-        type=pathlib.Path,
         metavar="FILE.tape",
         help="save the tape, for other programs as FILE.parquet; of several ranks a folder of tapes",
     )
@@ -194,8 +193,9 @@ def run_options(options: argparse.Namespace, arguments: list[str]) -> RunOptions
     if options.gpu is not None and options.gpu not in ("cuda", "cpu"):
         find_gpu(options.gpu)
     ranks = ranks_of(options.world, options.rank)
+    html, output = (None if text is None else pathlib.Path(text) for text in (options.html, options.output))
     if len(ranks) > 1:
-        _check_several_ranks(ranks, options)
+        _check_several_ranks(ranks, options, html, output)
     else:
         _check_files(options.html, options.output)
         if options.live is not None:
@@ -218,8 +218,8 @@ def run_options(options: argparse.Namespace, arguments: list[str]) -> RunOptions
         stops_equal_ranks=options.rank == ALL_RANKS,
         live=_absolute(options.live) if options.live != NO_FOLDER else NO_FOLDER,
         advises=options.advise,
-        html=_absolute(options.html),
-        output=_absolute(options.output),
+        html=_absolute(html),
+        output=_absolute(output),
         prints_json=options.json,
     )
 
@@ -257,14 +257,16 @@ def ranks_of(world: int | None, text: str | None) -> tuple[int, ...]:
     return tuple(sorted(ranks))
 
 
-def _check_several_ranks(ranks: Sequence[int], options: argparse.Namespace) -> None:
+def _check_several_ranks(
+    ranks: Sequence[int], options: argparse.Namespace, html: pathlib.Path | None, output: pathlib.Path | None
+) -> None:
     """Raise UsageError for options whose result is that of one rank, and for results that cannot be written."""
     for name, option in _OF_ONE_RANK.items():
         if getattr(options, name) not in (None, False):
             raise UsageError(f"{option} is for one rank: name it, such as --rank {ranks[0]}")
-    if options.html is not None and is_page(options.html):
+    if is_page(html):
         check_output("--html", options.html, result_files.PAGE)
-    folders = {"-o": options.output, "--html": None if is_page(options.html) else options.html}
+    folders = {"-o": output, "--html": None if is_page(html) else html}
     for option, path in folders.items():
         if path is None:
             continue
@@ -273,8 +275,8 @@ def _check_several_ranks(ranks: Sequence[int], options: argparse.Namespace) -> N
             raise UsageError(f"{option}: {str(above)!r} is a file; several ranks are written to a folder")
         if path.is_dir() and any(path.iterdir()):
             raise UsageError(f"{option}: the folder {str(path)!r} is not empty; name another one, or empty it")
-    if options.html is not None and options.html == options.output:
-        raise UsageError(f"--html and -o name the same folder {str(options.html)!r}; write two names")
+    if html is not None and html == output:
+        raise UsageError(f"--html and -o name the same folder {str(html)!r}; write two names")
 
 
 def is_page(path: pathlib.Path | None) -> bool:
@@ -282,12 +284,12 @@ def is_page(path: pathlib.Path | None) -> bool:
     return path is not None and path.suffix.lower() in (".html", ".htm")
 
 
-def _check_files(html: pathlib.Path | None, output: pathlib.Path | None) -> None:
+def _check_files(html: str | None, output: str | None) -> None:
     """Raise UsageError for results of one run that cannot be written."""
     check_output("--html", html, result_files.PAGE)
     check_output("-o", output, result_files.tape_kind(output or ""))
-    if html is not None and output is not None and html.resolve() == output.resolve():
-        raise UsageError(f"--html and -o name the same file {str(html)!r}; write two names")
+    if html is not None and output is not None and os.path.realpath(html) == os.path.realpath(output):
+        raise UsageError(f"--html and -o name the same file {html!r}; write two names")
 
 
 def _check_live(options: argparse.Namespace) -> None:

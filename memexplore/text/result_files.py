@@ -25,6 +25,9 @@ PARQUET = Kind("a Parquet file", (b"PAR1",))
 PAGE = Kind("an HTML page", (b"<!doctype html", b"<html"))
 
 
+_SEPARATORS = tuple(filter(None, (os.sep, os.altsep)))
+
+
 def tape_kind(path: str | os.PathLike[str]) -> Kind:
     """Return the kind of file to which a tape is written, which follows from the ending of its name.
 
@@ -40,12 +43,12 @@ def require_pyarrow() -> None:
         raise ImportError("Parquet files need pyarrow, which is not installed: pip install pyarrow")
 
 
-def check(path: pathlib.Path, kind: Kind) -> None:
+def check(path: str | os.PathLike[str], kind: Kind) -> None:
     """Check that a result can be written to a path, which is left as it is.
 
     An existing file may be replaced by a result of the same kind only, so that no script or notebook is lost.
 
-    >>> check(pathlib.Path("no such folder", "page.html"), PAGE)
+    >>> check("no such folder/page.html", PAGE)
     Traceback (most recent call last):
     ...
     ValueError: the folder 'no such folder' does not exist; create it first
@@ -57,8 +60,11 @@ def check(path: pathlib.Path, kind: Kind) -> None:
             require_pyarrow()
         except ImportError as error:
             raise ValueError(str(error)) from None
+    # A pathlib.Path does not keep the slash.
+    is_folder = os.fspath(path).endswith(_SEPARATORS)
+    path = pathlib.Path(path)
     folder = path.parent
-    if not path.name or os.path.isdir(path):
+    if is_folder or not path.name or os.path.isdir(path):
         raise ValueError(f"{str(path)!r} is a folder; add the name of a file")
     if not os.path.isdir(folder):
         is_file = os.path.exists(folder)
