@@ -21,12 +21,13 @@ from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.machine import Machine, available_system_memory
 from memexplore.run.programs.cell import Cell
 from memexplore.run.programs.packing import unpacked
+from memexplore.run.programs.script import Script
 from memexplore.run.programs.step import Step
 from memexplore.run.run import Want
 from memexplore.run.search import workers
 from memexplore.run.search.advice import Advice
 from memexplore.run.search.advise import BUDGET, StepSearch
-from memexplore.run.search.cell_search import CellSearch
+from memexplore.run.search.loop_search import LoopSearch
 from memexplore.run.search.process_settings import ProcessSettings, process_settings
 from memexplore.run.search.progress import Progress
 from memexplore.run.search.results import sendable, without_frames
@@ -77,7 +78,7 @@ class SearchProcess:
 
     def __init__(
         self,
-        program: Step | Cell | bytes,
+        program: Step | Cell | Script | bytes,
         machine: Machine,
         report: Report,
         *,
@@ -193,9 +194,9 @@ def _answer(packed: bytes, request: tuple[Machine, Knobs | None]) -> Generator[F
             yield _sendable(event)
 
 
-def _search(program: Step | Cell, machine: Machine, base: Knobs | None) -> tuple[Search, Runner]:
-    if isinstance(program, Cell):
-        return CellSearch(program, machine), OneByOne(program, machine, Want.TAPE)
+def _search(program: Step | Cell | Script, machine: Machine, base: Knobs | None) -> tuple[Search, Runner]:
+    if isinstance(program, Cell | Script):
+        return LoopSearch(program, machine, base), OneByOne(program, machine, Want.TAPE)
     origin = Origin.FRESH
     if workers.can_fork():
         # Before the search does, as processes are forked from this one.
