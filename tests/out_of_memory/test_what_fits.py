@@ -154,9 +154,11 @@ def test_a_script_is_run_again_with_its_arguments_and_knobs(tmp_path: Path) -> N
 LOST = "class Lost:\n    def __del__(self): time.sleep(0.2)\nwhile True: Lost()"
 """The exception of a signal is raised in a callback, where Python prints and drops it."""
 CAUGHT = "while True:\n    try: torch.zeros(8, device='cuda')\n    except BaseException: pass"
+IGNORED = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nbegun.write_text('ignored')\nwhile True: pass"
+"""As scripts do for which a scheduler's signal means to save a checkpoint."""
 
 
-@pytest.mark.parametrize("loop", ["while True: torch.zeros(8, device='cuda')", LOST, CAUGHT])
+@pytest.mark.parametrize("loop", ["while True: torch.zeros(8, device='cuda')", LOST, CAUGHT, IGNORED])
 def test_a_search_of_a_cell_that_does_not_end_is_stopped(tmp_path: Path, loop: str) -> None:
     begun = tmp_path / "begun.txt"
     cell = cell_of(f"import time, torch\nbegun.write_text('yes')\n{loop}", begun=begun)

@@ -53,6 +53,8 @@ class Ended(NamedTuple):
 
 
 Report = Callable[[Found | Ended], object]
+_SECONDS_TO_END = 10.0
+"""Seconds that a search has to end when it is stopped, before its process is killed."""
 
 
 def events_of(search: Search, runner: Runner) -> Generator[Found | Ended, None, None]:
@@ -96,6 +98,10 @@ class SearchProcess:
         """End the search without a further report."""
         self._is_stopped = True
         self._workers.stop()
+        # A program may have a handler of its own for the signal.
+        killing = threading.Timer(_SECONDS_TO_END, self._workers.kill)
+        killing.daemon = True
+        killing.start()
 
     def _receive(self, request: tuple[Machine, Knobs | None]) -> None:
         (worker,) = self._workers.all
