@@ -89,11 +89,6 @@ class Script:
         """Return no variables: those of a script are its own."""
         return {}
 
-    @property
-    def folder(self) -> str:
-        """The folder where the script finds its own modules."""
-        return os.getcwd() if isinstance(self.target, str) else os.path.dirname(os.path.realpath(self.target))
-
     def __call__(self) -> None:
         """Run the program. `sys.exit` in it raises SystemExit; a module that cannot be run raises `NoModuleError`."""
         self._start()
