@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import pathlib
+import time
 import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -19,7 +21,7 @@ from memexplore.cli.report_text import report_text
 if TYPE_CHECKING:
     from memexplore.cli.run_options import RunOptions
     from memexplore.out_of_memory.evidence_types import Evidence
-    from memexplore.out_of_memory.failed_step import FailedStep, SeenCall
+    from memexplore.out_of_memory.failed_program import FailedProgram
     from memexplore.out_of_memory.value import PostMortem
     from memexplore.out_of_memory.what_fits import WhatFits
     from memexplore.recorder.recording import Recording
@@ -37,12 +39,14 @@ class RecordedRun:
     """The exception that ended it."""
     evidence: Evidence | None
     """What is known of an out-of-memory error."""
-    step: FailedStep | str | None
-    """The step that ran out of memory, or why it cannot be rebuilt; None where no advice is wanted."""
+    failed: FailedProgram | None
+    """The script that ran out of memory; None where no advice is wanted."""
     requests: first_steps.Requests
     own: OwnCode | None
     """The source of a script that ran out of memory, with the values of its names."""
     options: RunOptions
+    folder: str
+    """Where the script was started."""
 
     @functools.cached_property
     def _summary(self) -> dict[str, Any]:
@@ -65,13 +69,13 @@ class RecordedRun:
     @functools.cached_property
     def _what_fits(self) -> WhatFits | None:
         """Search settings that would have fitted; None where no advice is wanted or nothing failed."""
-        if self.step is None:
+        if self.failed is None:
             return None
-        from memexplore.out_of_memory.what_fits import WhatFits, search
+        from memexplore.out_of_memory.what_fits import search
 
-        if isinstance(self.step, str):
-            return WhatFits(None, failed=self.step)
-        return search(self.step, self.tape.meta)
+        # The script may have changed the folder.
+        with contextlib.chdir(self.folder):
+            return search(self.failed, self.tape.meta)
 
     @functools.cached_property
     def _copy(self) -> FittingCopy | None:
@@ -104,7 +108,7 @@ def record(script: Script, options: RunOptions) -> RecordedRun:
     """
     from memexplore.run.programs.acting import CannotActError
 
-    failure, machine = _Failure(script, options.advises), options.machine
+    failure, machine, folder = _Failure(script, options), options.machine, os.getcwd()
 
     @contextlib.contextmanager
     def watched(recording: Recording) -> Iterator[None]:
@@ -119,37 +123,39 @@ def record(script: Script, options: RunOptions) -> RecordedRun:
             recorded = script.record(options.knobs, machine, watched)
     except CannotActError as error:
         raise UsageError(f"--knob: {error}") from None
-    known = failure.evidence, failure.step, failure.requests, failure.own
-    return RecordedRun(recorded.tape, recorded.error, *known, options)
+    known = failure.evidence, failure.program, failure.requests, failure.own
+    return RecordedRun(recorded.tape, recorded.error, *known, options, folder)
 
 
 class _Failure:
     """What the process of a script knows of the error that ends it, as long as its frames are alive."""
 
-    def __init__(self, script: Script, advises: bool) -> None:
-        self._script, self._advises = script, advises
+    def __init__(self, script: Script, options: RunOptions) -> None:
+        from memexplore.out_of_memory.failed_program import settings_without_gpu
+
+        self._script, self._options = script, options
+        self._settings, self._start = settings_without_gpu(), time.monotonic()
         self.requests = first_steps.of_environment()
         self.evidence: Evidence | None = None
-        self.step: FailedStep | str | None = None
+        self.program: FailedProgram | None = None
         self.own: OwnCode | None = None
 
     @contextlib.contextmanager
     def watched(self, recording: Recording) -> Iterator[None]:
         """Run the script in the block."""
         from memexplore.out_of_memory.evidence import collect
-        from memexplore.out_of_memory.failed_step import SeenCall
+        from memexplore.out_of_memory.failed_program import failed_script
 
-        seen = SeenCall()
-        if self._advises and recording.recorder is not None:
-            seen.follow(recording.recorder)
         try:
             with self.requests.follow(recording.recorder):
                 yield
         except BaseException as error:
             self.evidence = collect(error)
-            if self._advises and self.evidence is not None:
-                self.step = _failed_step(error, seen, self._script.folder)
+            if self._options.advises and self.evidence is not None:
                 self.own = _own_code(error, self._script)
+                names = {} if self.own is None else self.own.names
+                knobs, machine, seconds = self._options.knobs, self._options.machine, time.monotonic() - self._start
+                self.program = failed_script(self._script, names, knobs, machine, self._settings, seconds)
             raise
 
 
@@ -164,20 +170,3 @@ def _own_code(error: BaseException, script: Script) -> OwnCode | None:
         if frame.f_code.co_name == "<module>" and path.is_file() and path.samefile(script.target):
             return OwnCode(path.read_text(encoding="utf-8"), dict(frame.f_globals), path.name)
     return None
-
-
-def _failed_step(error: BaseException, seen: SeenCall, folder: str) -> FailedStep | str:
-    """Return the step that an out-of-memory error has ended, or why it cannot be rebuilt.
-
-    `folder` is where the program finds its own modules.
-    """
-    from memexplore.out_of_memory.failed_step import failed_step
-    from memexplore.recorder.endings import out_of_memory_error
-
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "<module>"]
-    names = [value for frame in frames for value in frame.f_locals.values()]
-    step = failed_step(out_of_memory_error(error) or error, seen, names)
-    if isinstance(step, str):
-        return step
-    settings = step.settings._replace(path=(*step.settings.path, folder))
-    return step._replace(settings=settings, otherwise=step.otherwise and step.otherwise._replace(settings=settings))

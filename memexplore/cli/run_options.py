@@ -47,7 +47,7 @@ class RunOptions:
     live: pathlib.Path | None
     """Folder of a watched run, `NO_FOLDER` for one that is only shown; None where everything is recorded."""
     advises: bool
-    """Whether settings are searched with which a step that runs out of memory would have fitted."""
+    """Whether settings are searched with which a script that runs out of memory would have fitted."""
     html: pathlib.Path | None
     output: pathlib.Path | None
     """Where the tape is saved, or of several ranks their tapes."""
@@ -128,7 +128,8 @@ def add(add_command: AddCommand) -> None:
     running.add_argument(
         "--advise",
         action="store_true",
-        help="after an out-of-memory error, search settings with which the step that failed would have fitted",
+        help="after an out-of-memory error, run the script again with other settings on a virtual GPU, and show "
+        "those that fit",
     )
     running.add_argument(
         "--html",

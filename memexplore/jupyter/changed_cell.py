@@ -33,7 +33,7 @@ class ChangedCell(NamedTuple):
 
 def changed_cell(source: str, names: dict[str, Any], what_fits: WhatFits) -> ChangedCell | str:
     """Return a failed cell with the smallest change with which it fits, or the reason why there is none."""
-    if not what_fits.options:
+    if what_fits.fits or not what_fits.options:
         return what_fits.text
     source = source.lstrip()
     magic, _, body = source.partition("\n") if source.startswith("%%") else ("", "", source)

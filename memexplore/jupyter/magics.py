@@ -196,9 +196,6 @@ class MemoryMagics(Magics):
                 raise UsageError("A profile is running: end it before you start another")
             self._finish()
         self._profile = profile.start(self.shell, options, cell=cell, notebook_gpu=self._notebook.gpu)
-        recorder = getattr(self._profile.recording, "recorder", None)
-        if recorder is not None:
-            self._oom.see_calls(recorder)
 
     def _finish(self, error: BaseException | None = None) -> None:
         running, self._profile = self._profile, None

@@ -6,13 +6,11 @@ recorded for it; on a real GPU the allocator records its history.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import pathlib
 import sys
 import weakref
 from collections.abc import Callable
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     from memexplore.jupyter.changed_cell import ChangedCell
     from memexplore.jupyter.memoom_page import MemoomPage
     from memexplore.out_of_memory.evidence_types import Evidence, Holder
-    from memexplore.out_of_memory.failed_step import FailedStep, SeenCall
+    from memexplore.out_of_memory.failed_program import FailedProgram, NamesBefore
     from memexplore.out_of_memory.value import PostMortem
     from memexplore.out_of_memory.what_fits import WhatFits
     from memexplore.run.knobs.knobs import Knobs
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
 USAGE = """Write one of:
   %memoom on              show a post-mortem for each cell that runs out of memory
   %memoom off             show none
-  %memoom advise          search what would have fitted, for the step or cell that failed last
+  %memoom advise          search what would have fitted, for the cell that failed last
   %memoom apply NUMBER    apply a setting that was found to the model, and write the rest into the next cell
   %memoom cell            write the failed cell, changed so that it fits, into the next cell
   %memoom undo            restore the model
@@ -47,7 +45,7 @@ USAGE = """Write one of:
   %memoom save FILE       save the last post-mortem: .html a page, .tape its tape, .pickle a PyTorch snapshot"""
 
 
-AS_IT_STANDS = "The step fits as it stands, without what the failed cell holds."
+AS_IT_STANDS = "The cell fits as it stands, without what the failed one holds."
 RUN_AGAIN = "Run the cell again; %memoom undo restores the model."
 
 
@@ -64,10 +62,10 @@ class OutOfMemoryWatch:
         """What the error before the running cell holds."""
         self._source = self.failed_source = ""
         """The running cell, and the one that failed last, as they are written."""
-        self.seen: SeenCall | None = None
-        """The last call of a model in the running cell."""
-        self.step: FailedStep | str = ""
-        """The step that failed last, or why it cannot be rebuilt."""
+        self.step: FailedProgram | str = ""
+        """The cell that failed last, or why it cannot be run again."""
+        self._before: NamesBefore | None = None
+        """What the names meant when the running cell began, None where it is not known."""
         self._models: weakref.WeakSet[torch.nn.Module] | None = None
         """The models of the notebook when the running cell began, None where they are not known."""
         self._is_made_by_cell = False
@@ -114,19 +112,19 @@ class OutOfMemoryWatch:
         """Note what the error before holds, and record a cell on the virtual GPU that is on, for its post-mortem."""
         is_profiled = source.lstrip().startswith("%%memprofile")
         self._source = source
-        self._earlier, self.seen, self._models, self._has_shown = None, None, None, False
+        self._earlier, self._before, self._models, self._has_shown = None, None, None, False
+        if self.is_on or is_profiled:
+            self._models = weakref.WeakSet()
         if (self.is_on or is_profiled) and "torch" in sys.modules:
             from memexplore.out_of_memory.evidence import earlier_error
+            from memexplore.out_of_memory.failed_program import NamesBefore, models_in
 
-            self._earlier = earlier_error()
+            names, self._earlier = self._shell.user_ns, earlier_error()
+            self._before, self._models = NamesBefore(names), weakref.WeakSet(models_in(names))
         if self.is_on:
             keep_history()
         if self.is_on and not is_profiled and self._cell is None:
             self._cell = record_cell()
-            if self._cell is not None:
-                self.see_calls(self._cell.recorder)
-        if self.is_on or is_profiled:
-            self._models = weakref.WeakSet(_models_in(self._shell.user_ns) if "torch" in sys.modules else ())
 
     def cell_ends(self, error: BaseException | None, show_view: Callable[[Tape], object]) -> None:
         """Show the tape and the post-mortem of a cell that ran out of memory, unless its profile has shown them."""
@@ -151,53 +149,40 @@ class OutOfMemoryWatch:
             print(f"The post-mortem failed ({type(failure).__name__}: {failure}); please report this.")
 
     def evidence(self, error: BaseException | None) -> Evidence | None:
-        """Note the step that ran out of memory, and return what is known of the error; None for another error."""
+        """Note the cell that ran out of memory, and return what is known of the error; None for another error."""
         # Without torch there is no such error, and importing it takes a second.
         if error is None or "torch" not in sys.modules:
             return None
         from memexplore.out_of_memory.evidence import Shell, collect
-        from memexplore.out_of_memory.failed_step import failed_step
         from memexplore.recorder.endings import out_of_memory_error
 
-        memory_error = out_of_memory_error(error)
-        if memory_error is None:
+        if out_of_memory_error(error) is None:
             return None
         names, self.failed_source = self._shell.user_ns, self._source
-        self.step, self.what_fits = failed_step(memory_error, self.seen, list(names.values())), None
+        self.what_fits = None
         self._take_cell()
         self._is_made_by_cell = self._models is not None and any(
             model is not None and model not in self._models for model in self._step_models()
         )
         if self._applied is not None:
-            self.step = "The step is rebuilt without an applied setting only: run %memoom undo, then the cell again."
+            self.step = "A cell is run again without an applied setting only: run %memoom undo, then the cell again."
         hidden = self._shell.user_ns_hidden
         own = {name: value for name, value in names.items() if name not in hidden or name in ("_", "__", "___")}
         return collect(error, Shell(own, names.get("Out", {})), earlier=self._earlier)
 
     def _take_cell(self) -> None:
-        """Take the failed cell where its step cannot be rebuilt, or is only a part of what the cell trains."""
-        from memexplore.out_of_memory.failed_cell import failed_cell
+        """Keep the cell that failed, to be run again in another process."""
+        from memexplore.out_of_memory.failed_program import failed_cell
 
-        step, names, models = self.step, self._shell.user_ns, [] if self.seen is None else self.seen.outermost
-        if not isinstance(step, str) and len(models) < 2:
-            return
         # The first line of a profiled cell is its magic.
         source = self._source.lstrip()
         source = source.partition("\n")[2] if source.startswith("%%") else source
-        several = ", ".join(sorted(name for name, value in names.items() if any(value is model for model in models)))
-        reason = step if isinstance(step, str) else f"The cell calls several models: {several}."
-        cell = failed_cell(self._shell.transform_cell(source), names, models, reason)
-        if not isinstance(cell, str):
-            self.step = cell if isinstance(step, str) else cell._replace(otherwise=step)
-        elif isinstance(step, str):
-            self.step = f"{step} {cell}"
-        else:
-            self.step = step._replace(assumed=(*step.assumed, cell))
+        self.step = failed_cell(self._shell.transform_cell(source), self._shell.user_ns, self._before)
 
     def _step_models(self) -> list[torch.nn.Module | None]:
-        """Return the models of the step or cell that failed last, None for each that is gone."""
+        """Return the models of the cell that failed last, None for each that is gone."""
         step = self.step
-        return [] if isinstance(step, str) else [model() for model in (step.model, *step.others)]
+        return [] if isinstance(step, str) else [model() for model in step.models]
 
     def post_mortem(self, tape: Tape | None, evidence: Evidence | None) -> PostMortem | None:
         """Return the post-mortem of a failure; an error of its own is printed and ends nothing."""
@@ -237,15 +222,8 @@ class OutOfMemoryWatch:
 
     # -- commands
 
-    def see_calls(self, recorder: Any) -> None:
-        """Note the calls of models that a recorder sees, for `advise`."""
-        from memexplore.out_of_memory.failed_step import SeenCall
-
-        self.seen = SeenCall()
-        self.seen.follow(recorder)
-
     def advise(self) -> WhatFits:
-        """Return what would have fitted for the step that failed last. Raises UsageError before the first failure."""
+        """Return what would have fitted for the cell that failed last. Raises UsageError before the first failure."""
         if self.last is None:
             raise UsageError("Nothing has run out of memory: run the cell that fails after %memoom on")
         from memexplore.out_of_memory.what_fits import WhatFits, search
@@ -257,7 +235,7 @@ class OutOfMemoryWatch:
         return self.what_fits
 
     def apply(self, knobs: Knobs) -> AppliedSetting:
-        """Apply a setting to the model of the step that failed last, instead of one applied before.
+        """Apply a setting to the models of the cell that failed last, instead of one applied before.
 
         What the failed cell holds is freed, as the setting fits only without it. Raises ValueError where the setting
         cannot be applied.
@@ -276,13 +254,13 @@ class OutOfMemoryWatch:
         return applied
 
     def why_not(self, knobs: Knobs) -> str:
-        """Return why nothing of a setting can be applied to the model of the step that failed last, "" if it can."""
+        """Return why nothing of a setting can be applied to the models of the cell that failed last, "" if it can."""
         from memexplore.jupyter.applied_setting import why_not
 
         return why_not(knobs, *self._changeable_models())
 
     def _changeable_models(self) -> tuple[list[torch.nn.Module], str]:
-        """Return the models of the step that failed last (none if one is gone), and why they cannot be changed."""
+        """Return the models of the cell that failed last (none if one is gone), and why they cannot be changed."""
         from memexplore.jupyter.applied_setting import MADE_BY_CELL
 
         models = [model for model in self._step_models() if model is not None]
@@ -407,19 +385,3 @@ def _writer(post_mortem: PostMortem, path: pathlib.Path) -> Callable[[pathlib.Pa
     if path.suffix not in writers:
         raise UsageError(f"{path}: give the file the ending {', '.join(writers)}")
     return writers[path.suffix]
-
-
-def _models_in(names: dict[str, Any]) -> list[torch.nn.Module]:
-    """Return the models among the values of names and among attributes of their instances, such as of a trainer.
-
-    No code of the values runs.
-    """
-    import torch
-
-    values = list(names.values())
-    for value in list(values):
-        if not issubclass(type(value), type | ModuleType | torch.nn.Module | torch.Tensor):
-            with contextlib.suppress(AttributeError):
-                own = object.__getattribute__(value, "__dict__")
-                values += own.values() if type(own) is dict else ()
-    return [value for value in values if issubclass(type(value), torch.nn.Module)]

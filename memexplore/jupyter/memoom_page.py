@@ -20,8 +20,7 @@ from memexplore.run.knobs.knobs import Knobs
 if TYPE_CHECKING:
     from memexplore.jupyter.changed_cell import ChangedCell
     from memexplore.jupyter.memoom import OutOfMemoryWatch
-    from memexplore.out_of_memory.failed_step import FailedStep
-    from memexplore.out_of_memory.what_fits import FailedStepSearch
+    from memexplore.out_of_memory.failed_program import FailedProgram
     from memexplore.run.search.advice import Option
     from memexplore.run.search.search_process import Report
     from memexplore.tape import Meta
@@ -34,16 +33,15 @@ _LATER = "Another cell has run out of memory since: its settings are below it."
 class MemoomPage:
     """The buttons of one post-mortem."""
 
-    def __init__(self, watch: OutOfMemoryWatch, step: FailedStep | str, meta: Meta) -> None:
+    def __init__(self, watch: OutOfMemoryWatch, step: FailedProgram | str, meta: Meta) -> None:
         self._watch, self._step, self._meta = watch, step, meta
         self._thread = MainThread()
-        self._running: FailedStepSearch | None = None
         self._drawing = threading.Lock()
         """Held while a drawing is requested and has not begun."""
         cannot = step if isinstance(step, str) else ""
         start = None if cannot else self._begin
         self._search = Search(start, cannot, self._thread, threading.RLock(), self._draw_soon, self._draw_soon)
-        tooltip = "Settings of this step, each run on a virtual GPU beside the kernel"
+        tooltip = "Settings of the cell, each run on a virtual GPU beside the kernel"
         self._find = self._button(_FIND, tooltip, self._start)
         tooltip = "%memoom cell: search, then show the failed cell with the smallest change with which it fits"
         self._change = self._button(_CHANGE, tooltip, self._start_change)
@@ -72,11 +70,10 @@ class MemoomPage:
     # -- the search
 
     def _begin(self, _: Knobs, report: Report, __: MainThread) -> Any:
-        from memexplore.out_of_memory.what_fits import FailedStepSearch
+        from memexplore.out_of_memory.what_fits import FailedProgramSearch
 
         assert not isinstance(self._step, str)
-        self._running = FailedStepSearch(self._step, self._meta, report)
-        return self._running.stop
+        return FailedProgramSearch(self._step, self._meta, report).stop
 
     def _start(self) -> None:
         if self._is_newest:
@@ -113,30 +110,29 @@ class MemoomPage:
         advice = self._search.advice
         if isinstance(self._step, str) or advice is None:
             return
-        from memexplore.out_of_memory.what_fits import WhatFits
+        from memexplore.out_of_memory.what_fits import what_fits
 
         if state.state == "stopped":
             advice = dataclasses.replace(advice, cancelled=True)
-        assert self._running is not None
-        what_fits = WhatFits(advice, self._running.step.assumed)
+        result = what_fits(self._step, advice, None)
         if self._watch.page is self:
-            self._watch.what_fits = what_fits
+            self._watch.what_fits = result
         if self._is_cell_wanted and not running:
             self._is_cell_wanted = False
-            self._show_cell(self._watch.changed_cell(self._source, what_fits))
+            self._show_cell(self._watch.changed_cell(self._source, result))
         options = [(option.knobs, option.largest_text) for option in advice.options]
         drawn = (state.state, self._applied, self._said, self._is_newest, options)
         if drawn == self._drawn:
             return
         self._drawn = drawn
         before = self._options.children
-        sentences = " ".join(advice.sentences)
-        rows = [self._row(number, option) for number, option in enumerate(advice.options, 1)]
-        assumed = [_text(f"<small>Assumed: {escape(' '.join(what_fits.assumed))}</small>")]
+        sentences = " ".join(result.sentences)
+        rows = [self._row(number, option) for number, option in enumerate(() if result.fits else advice.options, 1)]
+        assumed = [_text(f"<small>Assumed: {escape(' '.join(result.assumed))}</small>")]
         self._options.children = (
             _text(escape(sentences)),
             *rows,
-            *(assumed if what_fits.assumed and not running else []),
+            *(assumed if result.assumed and not (running or result.fits) else []),
         )
         for widget in before:
             _close(widget)
@@ -164,8 +160,6 @@ class MemoomPage:
         if reason:
             button = self._button("Apply", reason, lambda: None)
             button.disabled = True
-        elif not option.knobs.changed():
-            button = self._button("Free", "%memoom free: the step fits as it stands", self._free)
         elif option.knobs == self._applied:
             button = self._button("Undo", "Restore the model", functools.partial(self._undo, option))
         else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
 
     from memexplore.live.watch import Session, Watching
     from memexplore.out_of_memory.evidence_types import Evidence
-    from memexplore.out_of_memory.failed_step import SeenCall
 
 Form = Literal["page", "line"]
 """Form in which a notebook shows a watched run: its page, or one line beside other outputs."""
@@ -74,18 +72,6 @@ def _show_page(session: Session, form: Form) -> None:
     _show_post_mortem(session)
 
 
-def _last_call(session: Session) -> SeenCall | None:
-    """Return the last call of a run's only model, as its predictions use it."""
-    from memexplore.out_of_memory.failed_step import SeenCall
-
-    control, seen = session.watcher.control, SeenCall()
-    models = control.models()
-    if len(models) != 1:
-        return None
-    seen.model, seen.call = weakref.ref(models[0]), control.observer.call
-    return seen
-
-
 def _show_post_mortem(session: Session) -> None:
     """Show a post-mortem when the cell has ended, if the block runs out of memory."""
     from memexplore.jupyter.memoom import of_shell
@@ -97,7 +83,6 @@ def _show_post_mortem(session: Session) -> None:
     known: list[Evidence] = []
 
     def failed(error: BaseException) -> None:
-        shown.seen = _last_call(session)
         evidence = shown.evidence(error)
         known.extend([] if evidence is None else [evidence])
 

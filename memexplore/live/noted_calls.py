@@ -9,10 +9,8 @@ from typing import Any
 import torch
 
 from memexplore.live.watcher import Watcher
+from memexplore.run.programs.packing import WATCHED_CALL
 from memexplore.virtual_gpu.user_traceback import hide_own_frames
-
-WATCHED_CALL = "memexplore_watched_call"
-"""Attribute of the replacement of a model's method that holds the original."""
 
 
 def noting_calls(call: Callable[..., Any], watcher: Watcher) -> Callable[..., Any]:

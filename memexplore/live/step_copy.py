@@ -17,13 +17,12 @@ from torch import nn
 
 from memexplore.live.code_step import CodeLoss, CodeStep
 from memexplore.live.gradient_buckets import Buckets, BucketTensors
-from memexplore.live.noted_calls import WATCHED_CALL
 from memexplore.live.observed import ObservedCall, TensorLike, leaves
 from memexplore.live.parts import parts_of, samples_of
 from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.knobs.precision import Precision
 from memexplore.run.programs import batches
-from memexplore.run.programs.packing import StepPickler
+from memexplore.run.programs.packing import WATCHED_CALL, StepPickler
 from memexplore.run.programs.step import Step
 from memexplore.virtual_gpu.device import active
 from memexplore.virtual_gpu.tensors.tensor import fake_cpu_tensor

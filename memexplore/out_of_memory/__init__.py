@@ -11,8 +11,7 @@
 - `cures`: what a library offers against what its own objects keep, by their class.
 - `joint_losses`, `updates`, `untrained`, `optimizer_state`: facts for these.
 - `value`, `sentences`, `text`, `html`: the frozen `PostMortem` and its forms; `processes` names other processes.
-- `failed_step`: the step that failed, rebuilt for another process.
-- `failed_cell`: the cell that failed, in a copy of its names, where its step cannot be rebuilt.
+- `failed_program`: the cell or the script that failed, for another process.
 - `what_fits`: the search for settings with which it fits; `changed_code`: a source with the lines of one of them.
 - `layout`, `failure`: a tape of the present layout that ends with the failed request, where nothing was recorded.
 - `release`: gives back what a failed cell still holds.

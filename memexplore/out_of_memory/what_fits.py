@@ -1,22 +1,25 @@
-"""Search for the settings with which a step that failed fits its GPU.
+"""Search for the settings with which a program that failed fits its GPU.
 
 The search runs in another process: the virtual GPU patches torch, and no memory of the real GPU is needed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import queue
-import threading
 from html import escape
 from typing import Any, NamedTuple
+
+import torch
 
 from memexplore.allocator import Settings
 from memexplore.analysis.budget import is_limited_by_settings
 from memexplore.hardware.catalogue import find
 from memexplore.out_of_memory.attempts import one_line
-from memexplore.out_of_memory.failed_step import FailedStep
+from memexplore.out_of_memory.failed_program import FailedProgram, cannot_run
+from memexplore.run.code.lines import lines
 from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.machine import machine_of
 from memexplore.run.search.advice import Advice, Option
@@ -36,9 +39,11 @@ class WhatFits(NamedTuple):
     advice: Advice | None
     """The settings that were run; None if none was."""
     assumed: tuple[str, ...] = ()
-    """What was not known of the step, as sentences."""
+    """What was not the same in the runs of the search, as sentences."""
     failed: str = ""
     """Why there is no answer, or not all of it, as a sentence."""
+    if_it_fits: str = ""
+    """Why the program may fit as it is written, as sentences."""
 
     @property
     def options(self) -> tuple[Option, ...]:
@@ -46,8 +51,26 @@ class WhatFits(NamedTuple):
         return () if self.advice is None else self.advice.options
 
     @property
+    def fits(self) -> bool:
+        """Whether the program fits as it is written: another setting is not what it lacked."""
+        return self.advice is not None and self.advice.fits
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The answer in sentences, for above the options."""
+        if self.advice is None:
+            return ()
+        if not self.fits:
+            return self.advice.sentences
+        written = self.advice.as_written
+        return (
+            f"As written it fits by {size_text(written.margin)}, run by itself: it needs "
+            f"{size_text(written.needed)} of {size_text(written.capacity)}. {self.if_it_fits}",
+        )
+
+    @property
     def largest_batch(self) -> int | None:
-        """The largest batch that fits as the step stands, None where it is not known; 0 if none does."""
+        """The largest batch that fits as the program stands, 0 if none does; None where no other can be run."""
         largest = None if self.advice is None else self.advice.largest.get(Knobs())
         return None if largest is None or largest.error else largest.samples
 
@@ -56,11 +79,13 @@ class WhatFits(NamedTuple):
         """All as plain text."""
         if self.advice is None:
             return self.failed
+        if self.fits:
+            return " ".join(self.sentences)
         gpu = self.advice.gpu
         room = gpu.name if gpu.limit is None else f"{size_text(gpu.limit)} that this process may use"
         lines = [
             f"What would have fitted the {room} (each setting was run on the virtual GPU):",
-            *(f"  {sentence}" for sentence in self.advice.sentences),
+            *(f"  {sentence}" for sentence in self.sentences),
         ]
         for number, option in enumerate(self.options, 1):
             lines.append(f"  {number}. {option}")
@@ -101,6 +126,8 @@ class WhatFits(NamedTuple):
     def _repr_html_(self) -> str:
         if self.advice is None:
             return f"<p>{escape(self.failed)}</p>"
+        if self.fits:
+            return f"<p>{escape(self.text)}</p>"
         texts = [*(f"Assumed: {text}" for text in self.assumed), *filter(None, [self.failed])]
         return self.advice._repr_html_() + "".join(f"<p>{escape(text)}</p>" for text in texts)
 
@@ -126,77 +153,62 @@ def _with_limit(advice: Advice | None, meta: Meta) -> Advice | None:
     return dataclasses.replace(advice, gpu=dataclasses.replace(advice.gpu, limit=meta.capacity))
 
 
-class PartOfStepError(ValueError):
-    """A sentence that says why a search for a part of the failed step has no answer."""
+def _with_names_of(advice: Advice, models: list[torch.nn.Module | None]) -> Advice:
+    """Return advice whose lines name the layers of the program's model, where it has a single one that is alive."""
+    if len(models) != 1 or models[0] is None:
+        return advice
+
+    def named(option: Option) -> Option:
+        # A smaller batch has the lines of the program.
+        if option.knobs.batch is not None or option.knobs.variables:
+            return option
+        with contextlib.suppress(ValueError):
+            return option._replace(code=lines(None, option.knobs, model=models[0]))
+        return option
+
+    return dataclasses.replace(advice, options=tuple(map(named, advice.options)))
 
 
-def _of_part(model: str, advice: Advice) -> PartOfStepError:
-    reserved = size_text(advice.as_written.peak_reserved)
-    return PartOfStepError(
-        f"The step of the model {model} alone fits as written, with {reserved} reserved, and the failed step, which "
-        "calls other models too, does not: no setting was proven to fit. In a notebook after %memoom on, the search "
-        "runs a whole cell."
-    )
+class CannotRunAgainError(ValueError):
+    """A sentence that says why a program cannot be run again, and what to do."""
 
 
-_ONE_CALL = (
-    "A step is one call of the model {}, with nothing else in memory, and fits as written: the program calls the model "
-    "more often in a step, or keeps more."
-)
+class FailedProgramSearch:
+    """A search for settings with which a failed program fits the GPU of a tape, in another process.
 
-
-class FailedStepSearch:
-    """A search for settings with which a failed step fits the GPU of a tape, in another process.
-
-    Where the step cannot be run, the search goes on with what the step names `otherwise`. It ends with
-    `PartOfStepError` where the step is a part of what failed, and fits. `report` is called in a thread.
+    It ends with `CannotRunAgainError` where the program cannot be run as it is written. `report` is called in a thread.
     """
 
-    def __init__(self, step: FailedStep, meta: Meta, report: Report) -> None:
-        self.step = step
-        """The step that is searched."""
-        self._meta, self._report = meta, report
-        self._lock = threading.Lock()
-        self._is_stopped = False
-        self._process = self._started()
-
-    def _started(self) -> SearchProcess:
-        machine = machine_of(gpu_of(self._meta), release=self._meta.versions.get("torch"))
+    def __init__(self, program: FailedProgram, meta: Meta, report: Report) -> None:
+        self._program, self._meta, self._report = program, meta, report
+        self._was_run = False
+        """Whether the program as written was run."""
+        machine = program.machine or machine_of(gpu_of(meta), release=meta.versions.get("torch"), os=meta.os)
         # Those of the environment may have changed since.
-        machine = machine.replace(settings=str(Settings.parse(self.step.settings.allocator)))
-        return SearchProcess(self.step.packed, machine, self._received, settings=self.step.settings)
+        machine = machine.replace(settings=str(Settings.parse(program.settings.allocator)))
+        self._process = SearchProcess(
+            program.packed, machine, self._received, base=program.base, settings=program.settings
+        )
 
     def _received(self, event: Found | Ended) -> None:
-        with self._lock:
-            if self._is_stopped:
-                return
-            failed = isinstance(event, Ended) and event.error is not None and event.advice is None
-            if failed and self.step.otherwise is not None:
-                self.step = self.step.otherwise
-                self._process = self._started()
-                return
-            if self.step.calls_others and event.advice is not None and event.advice.fits:
-                self._is_stopped = True
-                if isinstance(event, Found):
-                    self._process.stop()
-                event = Ended(None, _of_part(self.step.part, event.advice))
+        self._was_run = self._was_run or event.advice is not None
+        if isinstance(event, Ended) and event.error is not None and not self._was_run:
+            event = Ended(None, CannotRunAgainError(cannot_run(self._program.kind, one_line(event.error))))
         self._report(event._replace(advice=_with_limit(event.advice, self._meta)))
 
     def stop(self) -> None:
         """End the search without a further report."""
-        with self._lock:
-            self._is_stopped = True
-            self._process.stop()
+        self._process.stop()
 
 
-def search(step: FailedStep, meta: Meta) -> WhatFits:
+def search(program: FailedProgram, meta: Meta) -> WhatFits:
     """Return what fits; progress is shown, in a notebook with the settings found, which an interrupt keeps."""
     events: queue.SimpleQueue[Found | Ended] = queue.SimpleQueue()
     report, show = report_of("shown"), shown_in_place()
     advice: Advice | None = None
     error: BaseException | None = None
     has_ended = False
-    process = FailedStepSearch(step, meta, events.put)
+    process = FailedProgramSearch(program, meta, events.put)
     try:
         while isinstance(event := events.get(), Found):
             advice = event.advice or advice
@@ -212,17 +224,16 @@ def search(step: FailedStep, meta: Meta) -> WhatFits:
             process.stop()
         if show is not None:
             show(None)
-    return what_fits(process.step, advice, error)
+    return what_fits(program, advice, error)
 
 
-def what_fits(step: FailedStep, advice: Advice | None, error: BaseException | None) -> WhatFits:
-    """Return the value for the end of a search; `error` is what ended it before its time."""
-    if isinstance(error, PartOfStepError):
-        return WhatFits(None, (), str(error))
-    if error is not None:
-        failed = f"The search failed: {one_line(error)}"
-        return WhatFits(advice and dataclasses.replace(advice, cancelled=True), step.assumed, failed)
+def what_fits(program: FailedProgram, advice: Advice | None, error: BaseException | None) -> WhatFits:
+    """Return the value for the end of a search, or so far; `error` is what ended it before its time."""
     if advice is not None:
-        one_call = (_ONE_CALL.format(step.part),) if step.part and advice.fits else ()
-        return WhatFits(advice, (*one_call, *step.assumed))
-    return WhatFits(None, step.assumed, "The search was stopped before a setting was run.")
+        advice = _with_names_of(advice, [model() for model in program.models])
+        failed = "" if error is None else f"The search failed: {one_line(error)}"
+        advice = advice if error is None else dataclasses.replace(advice, cancelled=True)
+        return WhatFits(advice, program.assumed, failed, program.if_it_fits)
+    if error is not None:
+        return WhatFits(None, failed=str(error))
+    return WhatFits(None, failed="The search was stopped before a setting was run.")

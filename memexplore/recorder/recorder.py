@@ -86,8 +86,6 @@ class Recorder:
         self.local = self._threads.local
         self.training: CpuTraining | None = CpuTraining()
         """None where the CPU itself is recorded."""
-        self.on_model_call: Callable[[torch.nn.Module, Any, FrameType | None], None] | None = None
-        """Called with each call of a module from outside of any."""
         self.epoch = _clock()
 
     # -- called by the dispatch mode
@@ -421,8 +419,6 @@ class Recorder:
         calls = here.calls
         applied = here.gradients(node) and not torch.is_grad_enabled()
         if not calls:
-            if self.on_model_call is not None:
-                self.on_model_call(module, args, frame)
             self.names.root_called_by(module, frame)
             if node is None:
                 if here is self._threads.lender:

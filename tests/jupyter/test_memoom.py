@@ -17,11 +17,12 @@ import memexplore
 from memexplore.analysis import curves
 from memexplore.jupyter import live_page, memoom
 from memexplore.out_of_memory.cause import Cause
-from memexplore.out_of_memory.failed_step import FailedStep
+from memexplore.out_of_memory.failed_program import FailedProgram
 from memexplore.out_of_memory.value import PostMortem
 from memexplore.run.machine import machine_of
 from memexplore.run.run import run
 from memexplore.text import ipython_shell
+from memexplore.text.units import size_text
 from tests.jupyter.magics_shell import Shell
 
 MIB = 1 << 20
@@ -263,7 +264,7 @@ def test_a_cell_without_a_loop_is_not_changed(on_gpu: Shell) -> None:
 
 def test_lines_that_only_the_code_can_have_are_put_into_the_next_cell(on_gpu: Shell, found: list[Any]) -> None:
     on_gpu.run(BLOCKS).raise_error()
-    on_gpu.run("step(3000)")
+    on_gpu.run(IN_CELL)
     on_gpu.run("%memoom advise").raise_error()
     settings = [option.knobs.changed().keys() for option in found[-1].options]
     number = settings.index({"accumulation"}) + 1
@@ -283,13 +284,13 @@ def test_a_model_that_the_failed_cell_makes_is_not_changed(on_gpu: Shell, found:
     assert on_gpu.shell.rl_next_input == found[-1].options[number - 1].code
 
 
-def test_keyword_arguments_of_the_last_call_are_known_in_backward(on_gpu: Shell, found: list[Any]) -> None:
+def test_a_model_that_is_called_with_keywords_gets_settings(on_gpu: Shell, found: list[Any]) -> None:
     on_gpu.run(STEP.replace("self, x)", "self, *, x)").replace("model(torch", "model(x=torch")).raise_error()
     on_gpu.run("step(4500)")
     assert found[-1].request.phase == "backward"
     on_gpu.run("%memoom advise").raise_error()
-    assert (found[-1].failed, found[-1].assumed) == ("", ())
-    assert found[-1].options
+    assert (found[-1].failed, found[-1].fits) == ("", False)
+    assert "checkpoint" in {name for option in found[-1].options for name in option.knobs.changed()}
 
 
 CLASSIFIER = """
@@ -329,8 +330,8 @@ def test_the_predicted_peak_has_the_loss_of_the_cell(
     assert isinstance(shell.run(cell).error_in_exec, torch.OutOfMemoryError)
     shell.run("%memgpu off").raise_error()
     step = memoom.of_shell(shell.shell).step
-    assert isinstance(step, FailedStep)
-    assert step.assumed == ()
+    assert isinstance(step, FailedProgram)
+    assert [text.partition(" was run again")[0] for text in step.assumed] == ["The cell"]
     predicted = run(pickle.loads(step.packed), machine=machine_of("80GiB"))
     # The logits, 64 MiB, are held by `out`, and cross entropy keeps as much; their gradients are as large.
     with memexplore.virtual("80GiB"):
@@ -338,7 +339,7 @@ def test_the_predicted_peak_has_the_loss_of_the_cell(
         assert curves.peak(predicted.tape)[0] == torch.cuda.max_memory_allocated()
 
 
-def test_an_evaluation_gets_no_advice_for_training(on_gpu: Shell, found: list[Any]) -> None:
+def test_an_evaluation_gets_no_setting_for_training(on_gpu: Shell, found: list[Any]) -> None:
     on_gpu.run(STEP).raise_error()
     on_gpu.run("step(100)").raise_error()
     on_gpu.run(
@@ -346,18 +347,24 @@ def test_an_evaluation_gets_no_advice_for_training(on_gpu: Shell, found: list[An
     )
     assert found[-1].request.phase == "forward"
     on_gpu.run("%memoom advise").raise_error()
-    assert found[-1].assumed[0].startswith("The failed call is an evaluation")
-    assert {*found[-1].options[-1].knobs.changed()} == {"gpu"}
+    assert [{*option.knobs.changed()} for option in found[-1].options] == [{"gpu"}]
+    assert found[-1].largest_batch is None
 
 
-def test_a_step_that_fits_without_what_is_held_is_freed_and_not_changed(on_gpu: Shell, found: list[Any]) -> None:
+def test_a_cell_that_fits_without_what_is_held_is_freed_and_not_changed(on_gpu: Shell, found: list[Any]) -> None:
     on_gpu.run(STEP).raise_error()
     on_gpu.run('held = torch.empty(150 << 20, dtype=torch.uint8, device="cuda")').raise_error()
     on_gpu.run("step(2000)")
     on_gpu.run("%memoom advise").raise_error()
-    assert str(found[-1].options[0].knobs) == "as written"
+    # By itself the cell has room, so no setting is shown: what was held is what it lacked.
+    margin = size_text(found[-1].advice.as_written.margin)
+    assert found[-1].text.startswith(f"As written it fits by {margin}, run by itself: it needs ")
+    assert "What the failed cell's process held besides" in found[-1].text
+    assert "\n" not in found[-1].text
+    on_gpu.run("%memoom cell").raise_error()
+    assert on_gpu.text == f"{found[-1].text}\n"
     on_gpu.run("%memoom apply 1").raise_error()
-    assert on_gpu.text.startswith("The step fits as it stands, without what the failed cell holds.")
+    assert on_gpu.text.startswith("The cell fits as it stands, without what the failed one holds.")
 
 
 def test_a_step_with_an_applied_setting_asks_for_undo(on_gpu: Shell, found: list[Any]) -> None:
@@ -405,13 +412,11 @@ def test_globals_of_a_running_function_are_not_held_by_mistake(on_gpu: Shell, fo
     assert found[0].held == ()
 
 
-def test_advice_without_a_model_says_so(on_gpu: Shell, found: list[Any]) -> None:
+def test_advice_without_a_model_is_another_gpu(on_gpu: Shell, found: list[Any]) -> None:
     with pytest.raises(UsageError, match="Nothing has run out"):
         on_gpu.run("%memoom advise").raise_error()
     on_gpu.run(TOO_LARGE)
     on_gpu.run("%memoom advise").raise_error()
-    assert "no call of a model was seen" in found[-1].assumed[0]
-    # The cell is run in a copy of its names instead.
     assert [{*option.knobs.changed()} for option in found[-1].options] == [{"gpu"}]
     on_gpu.run("%memoom apply 1").raise_error()
     assert on_gpu.text.startswith("No model of the failed step is known that still exists")

@@ -51,13 +51,14 @@ _LOOP_FIELDS = {"accumulation", "optimizer", "update", "zero_grad", "memory_form
 """Fields of `Knobs` that change the loop, in addition to precision and inference."""
 
 
-def lines(step: Step | None, knobs: Knobs, sites: Sites | None = None) -> str:
+def lines(step: Step | None, knobs: Knobs, sites: Sites | None = None, model: torch.nn.Module | None = None) -> str:
     """Return the lines of Python that change a training script as the knobs do; empty if the knobs change nothing.
 
     The lines use names of the script, which the first line lists: `model`, `batches` (the iterable of the loop),
     `dataset`, `loss_function` (`compute_loss` where the step has one) and `optimizer`. Without a step a batch is
-    ``(inputs, targets)``. `sites` say which activations may be in place (`inplace.legal_sites`); the default is what a
-    run of the step has found. For a change inside of the model's own code the lines have a comment with file and line.
+    ``(inputs, targets)``, and `model` has the layers that the lines name. `sites` say which activations may be in place
+    (`inplace.legal_sites`); the default is what a run of the step has found. For a change inside of the model's own
+    code the lines have a comment with file and line.
 
     >>> print(lines(None, Knobs(precision="bf16", accumulation=4)))
     # model, batches, loss_function and optimizer are yours.
@@ -75,7 +76,7 @@ def lines(step: Step | None, knobs: Knobs, sites: Sites | None = None) -> str:
     wrong = conflicts(knobs)
     if wrong:
         raise ValueError("; ".join(wrong))
-    model = _model(step)
+    model = model or _model(step)
     if model is not None:
         check_names(model, layers_of(knobs))
     sites = sites or recorded_sites(step, knobs)

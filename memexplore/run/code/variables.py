@@ -135,6 +135,16 @@ def names_read(source: str, namespace: Mapping[str, Any]) -> dict[str, Any]:
     >>> names_read("x = y", {"x": 1, "y": 2, "z": 3})
     {'y': 2}
     """
+    made = names_made(source)
+    return {name: value for name, value in names_used(source, namespace).items() if name not in made}
+
+
+def names_used(source: str, namespace: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the names of a notebook that a cell reads or makes, also through functions of the notebook.
+
+    >>> sorted(names_used("x = y", {"x": 1, "y": 2, "z": 3}))
+    ['x', 'y']
+    """
     used: dict[str, Any] = {}
     waiting = [compile(source, "<cell>", "exec", dont_inherit=True)]
     while waiting:
@@ -144,5 +154,4 @@ def names_read(source: str, namespace: Mapping[str, Any]) -> dict[str, Any]:
             value = used[name] = namespace[name]
             if isinstance(value, FunctionType) and value.__globals__ is namespace:
                 waiting.append(value.__code__)
-    made = names_made(source)
-    return {name: value for name, value in used.items() if name not in made}
+    return used

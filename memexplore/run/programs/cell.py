@@ -21,7 +21,6 @@ from memexplore.run.programs.execution import Execution
 from memexplore.run.programs.loop import Loop, Ran, ran
 from memexplore.run.programs.names import NotebookNames, PackedNames
 from memexplore.run.programs.out_of_memory import ending_out_of_memory
-from memexplore.run.programs.packing import CellPickler
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,12 +64,12 @@ class Cell:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.code, self._names, self.filename)
 
-    def packed(self, pickler: type[CellPickler] = CellPickler) -> bytes:
+    def packed(self) -> bytes:
         """Return the cell with a copy of the names that it reads as bytes, for another process.
 
         Raises `UnsendableCellError` with the reason where a name cannot be copied.
         """
-        return cloudpickle.dumps(Cell(self.code, self._names.packed(self.code, pickler), self.filename))
+        return cloudpickle.dumps(Cell(self.code, self._names.packed(self.code), self.filename))
 
     @property
     def may_be_endless(self) -> bool:

@@ -12,7 +12,14 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from memexplore.recorder.recording import Recording
 from memexplore.run.programs.cost import ProgramEnded, interruptible
+from memexplore.tape import Ending
+
+_MORE_STEPS = 4
+"""Steps of all optimizers that a run goes on after those of the run that failed."""
+SECONDS = 60.0
+"""Most seconds of a run that nobody watches."""
 
 
 class Limit:
@@ -55,7 +62,7 @@ class Limit:
         finally:
             hook.remove()
         if self._is_late:
-            raise TimeoutError(f"the cell has run for {self._most_seconds:.0f} s without an end")
+            raise TimeoutError(f"it has run for {self._most_seconds:.0f} s without an end")
 
     def _count(self, *_: Any) -> None:
         self.steps += 1
@@ -87,3 +94,25 @@ class Limit:
             # The alarm may come before that call, and interrupt it.
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
+
+
+class FailureLimit:
+    """Limits the runs of one program that nobody watches: some steps after its first run that ran out of memory.
+
+    Before the first failure a run takes as long as the program does, but never more than `most_seconds`.
+    """
+
+    def __init__(self, most_seconds: float = SECONDS) -> None:
+        self._most_seconds = most_seconds
+        self._failed_after: int | None = None
+        """Steps of the first run that ran out of memory, None before it."""
+
+    @contextlib.contextmanager
+    def limited(self, recording: Recording) -> Iterator[None]:
+        """Limit the run in the block. Raises TimeoutError where it takes too long."""
+        most = None if self._failed_after is None else self._failed_after + _MORE_STEPS
+        limit = Limit(lambda steps, _: most is not None and steps >= most, self._most_seconds)
+        with limit.limiting():
+            yield
+        if most is None and recording.ending is Ending.OUT_OF_MEMORY:
+            self._failed_after = limit.steps

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -144,7 +146,29 @@ def ran(
     stack.enter_context(block)
     knobs = stack.enter_context(acting(plan, names))
     is_complete = False
-    with without_prints(), ending_out_of_memory(recording), contextlib.suppress(ProgramEnded), knobs.running(device):
+    with (
+        _signal_handlers_restored(),
+        without_prints(),
+        ending_out_of_memory(recording),
+        contextlib.suppress(ProgramEnded),
+        knobs.running(device),
+    ):
         program()
         is_complete = True
     return Ran(knobs.report(is_complete=is_complete), knobs.trained or 1)
+
+
+@contextlib.contextmanager
+def _signal_handlers_restored() -> Iterator[None]:
+    """Restore the signal handlers after the block, which only the main thread can set."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            # None stands for a handler that was not set from Python.
+            if handler is not None and signal.getsignal(number) is not handler:
+                signal.signal(number, handler)

@@ -22,18 +22,13 @@ from memexplore.run.knobs.applying.model_state import (
 from memexplore.run.knobs.applying.undo import UndoLog, undone_after
 from memexplore.run.machine import Machine, bytes_on
 from memexplore.run.programs import real_run
-from memexplore.run.programs.limit import Limit
-from memexplore.run.programs.packing import CellPickler, pack_names
-from memexplore.tape import Ending
+from memexplore.run.programs.limit import FailureLimit
+from memexplore.run.programs.packing import pack_names
 from memexplore.text.units import size_text
 from memexplore.virtual_gpu.tensors.tensor import is_virtual
 
 VARIABLES_ALONE = "The notebook's variables alone"
 """Beginning of the note of a tape on whose GPU the notebook's variables do not fit."""
-_MORE_STEPS = 4
-"""Steps of all optimizers that a run of a packed cell goes on after those of the run that failed."""
-_SECONDS = 60.0
-"""Most seconds of one run of a packed cell."""
 
 
 class NotebookNames:
@@ -126,9 +121,9 @@ class NotebookNames:
         """Return the bytes of models, gradients, optimizer states and tensors on a real GPU."""
         return bytes_on(device, self._tensors())
 
-    def packed(self, source: str, pickler: type[CellPickler]) -> PackedNames:
+    def packed(self, source: str) -> PackedNames:
         """Return a copy of the names that a cell reads. Raises `UnsendableCellError`."""
-        return PackedNames(pack_names(source, self._namespace, pickler))
+        return PackedNames(pack_names(source, self._namespace))
 
     def _preserve_values(self) -> contextlib.AbstractContextManager[None]:
         tables = map(vars, self._schedulers_and_scalers)
@@ -159,8 +154,7 @@ class PackedNames:
     pickled: bytes
     """Unpickled while the virtual GPU is on, they give the names (`packing.pack_names`)."""
     may_be_endless: ClassVar[bool] = False
-    _failed_after: int | None = None
-    """Steps of the first run that ran out of memory, None before it."""
+    _limit: FailureLimit = dataclasses.field(default_factory=FailureLimit, repr=False)
 
     @contextlib.contextmanager
     def restored(self, machine: Machine) -> Iterator[None]:
@@ -169,18 +163,9 @@ class PackedNames:
             raise ValueError("a packed cell has no values of tensors on a GPU: run it on a virtual GPU")
         yield
 
-    @contextlib.contextmanager
-    def limited(self, recording: Recording) -> Iterator[None]:
-        """End the run in the block some steps after the failed run. Raises TimeoutError where it takes too long.
-
-        Before the first failure a run takes as long as the cell does.
-        """
-        most = None if self._failed_after is None else self._failed_after + _MORE_STEPS
-        limit = Limit(lambda steps, _: most is not None and steps >= most, _SECONDS)
-        with limit.limiting():
-            yield
-        if most is None and recording.ending is Ending.OUT_OF_MEMORY:
-            self._failed_after = limit.steps
+    def limited(self, recording: Recording) -> contextlib.AbstractContextManager[None]:
+        """Return the block of a run, which ends some steps after the failed one and raises TimeoutError if late."""
+        return self._limit.limited(recording)
 
     def begin(self) -> dict[str, Any]:
         """Return the names for a run; their tensors are on the virtual GPU that is on."""
@@ -199,7 +184,7 @@ class PackedNames:
         """Return 0: nothing is on a real GPU."""
         return 0
 
-    def packed(self, source: str, pickler: type[CellPickler]) -> PackedNames:
+    def packed(self, source: str) -> PackedNames:
         """Return the names themselves."""
         return self
 

@@ -15,6 +15,7 @@ import io
 import pickle
 import sys
 import types
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
@@ -39,6 +40,8 @@ _MOST_BYTES = 256 << 20
 """Most bytes of the names of a cell."""
 _MOST_UNPACKED = 4
 """Programs that a process keeps, the most recent."""
+WATCHED_CALL = "memexplore_watched_call"
+"""Attribute of a function that stands for another one while a run is watched: the other one, which is packed."""
 
 
 class StepPickler(cloudpickle.Pickler):
@@ -171,10 +174,15 @@ def pack_step(step: Step, pickler: type[StepPickler]) -> bytes:
 
 
 class CellPickler(StepPickler):
-    """Pickles tensors on a GPU as their shapes on the virtual GPU that is on where they are unpickled."""
+    """Pickles tensors on a GPU as their shapes on the virtual GPU that is on where they are unpickled.
+
+    Models are pickled as they were before they were watched.
+    """
 
     def reducer_override(self, obj: Any) -> Any:
         """Return how an object is rebuilt, NotImplemented for the way of cloudpickle."""
+        if isinstance(obj, types.FunctionType) and WATCHED_CALL in vars(obj):
+            return _same, (vars(obj)[WATCHED_CALL],)
         if isinstance(obj, torch.Tensor) and obj.is_cuda and obj.layout is torch.strided and not obj.is_quantized:
             return _on_gpu, (_shape_of(obj, isinstance(obj, torch.nn.Parameter)),)
         return super().reducer_override(obj)
@@ -182,6 +190,10 @@ class CellPickler(StepPickler):
     def _by_shape(self, tensor: torch.Tensor) -> bool:
         is_plain = tensor.layout is torch.strided and not tensor.is_quantized
         return is_plain and tensor.nbytes > _MOST_VALUES
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _on_gpu(shape: _Shape) -> torch.Tensor:
@@ -224,23 +236,26 @@ def _joined(anchor: types.FunctionType, names: dict[str, Any], made: list[str]) 
     return joined
 
 
-def pack_names(source: str, namespace: dict[str, Any], pickler: type[CellPickler]) -> bytes:
+def pack_names(source: str, namespace: dict[str, Any], before: Mapping[str, Any] | None = None) -> bytes:
     """Return the names that a cell reads as bytes. They are unpickled while a virtual GPU is on.
+
+    `before` has the values of names that the cell has changed since.
 
     Raises UnsendableCellError with the name that cannot be copied.
     """
     names = names_read(source, namespace)
+    names |= {name: value for name, value in (before or {}).items() if name in names}
     # Functions of one dictionary have one dictionary again.
     anchor = types.FunctionType((lambda: None).__code__, namespace)
     try:
-        return _dumped(_Names(anchor, names, names_made(source)), pickler)
+        return _dumped(_Names(anchor, names, names_made(source)))
     except UnsendableCellError:
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
     for name, value in names.items():
         try:
-            _dumped(value, pickler)
+            _dumped(value)
         except UnsendableCellError:
             raise
         except Exception as error:
@@ -249,9 +264,9 @@ def pack_names(source: str, namespace: dict[str, Any], pickler: type[CellPickler
     raise UnsendableCellError(reason)
 
 
-def _dumped(value: Any, pickler: type[CellPickler]) -> bytes:
+def _dumped(value: Any) -> bytes:
     file = _Bounded()
-    pickler(file, {}).dump(value)
+    CellPickler(file, {}).dump(value)
     return file.getvalue()
 
 

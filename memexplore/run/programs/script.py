@@ -9,8 +9,9 @@ import pathlib
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
+import cloudpickle
 import torch
 
 from memexplore.recorder.recording import Recording, record
@@ -22,7 +23,8 @@ from memexplore.run.programs import interpreter, real_run
 from memexplore.run.programs.acting import Acting, CannotActError, Plan, acting
 from memexplore.run.programs.cost import measuring
 from memexplore.run.programs.execution import Execution
-from memexplore.run.programs.loop import Loop, ran
+from memexplore.run.programs.limit import SECONDS, FailureLimit
+from memexplore.run.programs.loop import Loop, Ran, ran
 from memexplore.tape import Tape
 from memexplore.virtual_gpu.files import session
 
@@ -51,9 +53,11 @@ class Script:
 
     target: pathlib.Path | str
     arguments: tuple[str, ...] = ()
-    may_be_endless: ClassVar[bool] = True
+    limit: FailureLimit | None = dataclasses.field(default=None, repr=False)
+    """Limits runs that nobody watches, on a virtual GPU."""
+    loop: Loop = dataclasses.field(init=False, repr=False)
+    """What runs as written have shown of the training loop."""
     _start: Callable[[], None] = dataclasses.field(init=False, repr=False)
-    _loop: Loop = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.target, str):
@@ -61,15 +65,29 @@ class Script:
         else:
             start = interpreter.script(self.target, list(self.arguments))
         object.__setattr__(self, "_start", start)
-        object.__setattr__(self, "_loop", Loop("this script", lambda seen: dict(seen.arguments)))
+        object.__setattr__(self, "loop", Loop("this script", lambda seen: dict(seen.arguments)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.target, self.arguments)
+        return type(self), (self.target, self.arguments, self.limit)
+
+    def packed(self, most_seconds: float = SECONDS) -> bytes:
+        """Return the script as bytes for another process, where each run is limited to some seconds."""
+        target = self.target if isinstance(self.target, str) else self.target.absolute()
+        return cloudpickle.dumps(Script(target, self.arguments, FailureLimit(most_seconds)))
 
     @property
-    def folder(self) -> str:
-        """The folder where the script finds its own modules."""
-        return os.getcwd() if isinstance(self.target, str) else os.path.dirname(os.path.realpath(self.target))
+    def may_be_endless(self) -> bool:
+        """Whether the script may go on for ever where it has the memory."""
+        return self.limit is None
+
+    @property
+    def code(self) -> str:
+        """The source of a file, "" for a module."""
+        return "" if isinstance(self.target, str) else self.target.read_text(encoding="utf-8")
+
+    def assigned(self) -> dict[str, Any]:
+        """Return no variables: those of a script are its own."""
+        return {}
 
     def __call__(self) -> None:
         """Run the program. `sys.exit` in it raises SystemExit; a module that cannot be run raises `NoModuleError`."""
@@ -82,11 +100,11 @@ class Script:
         """
         if "variables" in knobs.changed():
             raise CannotActError("variables cannot be changed: those of a script are its own; give it an argument")
-        return self._loop.plan(knobs, self._observe(machine), is_virtual=machine.is_virtual)
+        return self.loop.plan(knobs, self._observe(machine), is_virtual=machine.is_virtual)
 
     def unavailable_knobs(self) -> dict[str, str]:
         """Return the fields of `Knobs` that do not apply to the script, each with the reason."""
-        reasons = self._loop.unavailable(self._observe(machine_of(DEFAULT_VIRTUAL)))
+        reasons = self.loop.unavailable(self._observe(machine_of(DEFAULT_VIRTUAL)))
         return reasons | {"variables": "those of a script are its own; give it an argument"}
 
     def execute(self, knobs: Knobs, machine: Machine) -> Execution:
@@ -96,7 +114,7 @@ class Script:
         ValueError for a knob that cannot act.
         """
         plan = self.plan(knobs, machine)
-        return self._run(plan, machine, self._loop.watching() if knobs == Knobs() else contextlib.nullcontext())
+        return self._run(plan, machine, self.loop.watching() if knobs == Knobs() else contextlib.nullcontext())
 
     def record(self, knobs: Knobs, machine: Machine, block: Block) -> Recorded:
         """Run the script inside a block as its user starts it, and record it: it prints, and nothing is restored.
@@ -136,6 +154,7 @@ class Script:
         """Run the script inside a block."""
         real = machine.recorded_device
         device = real or torch.device("cuda")
+        result = Ran()
         with (
             contextlib.nullcontext() if real is None else real_run.preserve_device(real),
             _restored(),
@@ -143,6 +162,7 @@ class Script:
             machine.block() as gpu,
             contextlib.ExitStack() as stack,
             record(real) as recording,
+            contextlib.nullcontext() if self.limit is None else self.limit.limited(recording),
             measuring(gpu) as meter,
         ):
             result = ran(self._to_its_end, plan, {}, block, stack, device, recording)

@@ -9,6 +9,6 @@
 - `searching`: a search only says what to run next; `runners` run it: here, in processes, on an executor.
 - `workers`: processes of this machine; `results`: what comes back.
 - `search_process` runs a search in a process of its own.
-- `cell_search`: the search of the settings of a notebook cell.
+- `loop_search`: the search of the settings of a cell or a script.
 - `results_table`: sweeps and advice as text and HTML tables.
 """

@@ -36,8 +36,8 @@ class Subject(enum.StrEnum):
     """What an advice is for."""
 
     STEP = enum.auto()
-    CELL = enum.auto()
-    """A notebook cell, of whose batch no more is known than a variable that seems to be its size."""
+    LOOP = enum.auto()
+    """A cell or a script with a loop of its own, whose samples are those of a run."""
 
 
 class Rented(NamedTuple):
@@ -141,9 +141,9 @@ class Advice:
     @property
     def nearest(self) -> Outcome:
         """The tried setting with the batch of the step that needs the least memory."""
-        # The samples of a cell are those of a run, which may end earlier.
-        is_cell = self.subject is Subject.CELL
-        full_batch = (one for one in self.tried if is_cell or one.samples == self.as_written.samples)
+        # The samples of a loop are those of a run, which may end earlier.
+        is_loop = self.subject is Subject.LOOP
+        full_batch = (one for one in self.tried if is_loop or one.samples == self.as_written.samples)
         return min(full_batch, key=lambda outcome: outcome.needed)
 
     @property

@@ -21,12 +21,13 @@ from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.machine import Machine, available_system_memory
 from memexplore.run.programs.cell import Cell
 from memexplore.run.programs.packing import unpacked
+from memexplore.run.programs.script import Script
 from memexplore.run.programs.step import Step
 from memexplore.run.run import Want
 from memexplore.run.search import workers
 from memexplore.run.search.advice import Advice
 from memexplore.run.search.advise import BUDGET, StepSearch
-from memexplore.run.search.cell_search import CellSearch
+from memexplore.run.search.loop_search import LoopSearch
 from memexplore.run.search.process_settings import ProcessSettings, process_settings
 from memexplore.run.search.progress import Progress
 from memexplore.run.search.results import sendable, without_frames
@@ -52,6 +53,8 @@ class Ended(NamedTuple):
 
 
 Report = Callable[[Found | Ended], object]
+_SECONDS_TO_END = 10.0
+"""Seconds that a search has to end when it is stopped, before its process is killed."""
 
 
 def events_of(search: Search, runner: Runner) -> Generator[Found | Ended, None, None]:
@@ -77,7 +80,7 @@ class SearchProcess:
 
     def __init__(
         self,
-        program: Step | Cell | bytes,
+        program: Step | Cell | Script | bytes,
         machine: Machine,
         report: Report,
         *,
@@ -95,6 +98,10 @@ class SearchProcess:
         """End the search without a further report."""
         self._is_stopped = True
         self._workers.stop()
+        # A program may have a handler of its own for the signal.
+        killing = threading.Timer(_SECONDS_TO_END, self._workers.kill)
+        killing.daemon = True
+        killing.start()
 
     def _receive(self, request: tuple[Machine, Knobs | None]) -> None:
         (worker,) = self._workers.all
@@ -193,9 +200,9 @@ def _answer(packed: bytes, request: tuple[Machine, Knobs | None]) -> Generator[F
             yield _sendable(event)
 
 
-def _search(program: Step | Cell, machine: Machine, base: Knobs | None) -> tuple[Search, Runner]:
-    if isinstance(program, Cell):
-        return CellSearch(program, machine), OneByOne(program, machine, Want.TAPE)
+def _search(program: Step | Cell | Script, machine: Machine, base: Knobs | None) -> tuple[Search, Runner]:
+    if isinstance(program, Cell | Script):
+        return LoopSearch(program, machine, base), OneByOne(program, machine, Want.TAPE)
     origin = Origin.FRESH
     if workers.can_fork():
         # Before the search does, as processes are forked from this one.

@@ -161,6 +161,11 @@ class Workers:
         for fork in forks:
             _kill(fork)
 
+    def kill(self) -> None:
+        """End those of the processes that were started whose program has ignored `stop`."""
+        for process, _ in self._processes:
+            process.kill()
+
     def close(self) -> None:
         """End the workers and their connections, in the thread that uses them."""
         self.stop()

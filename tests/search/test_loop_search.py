@@ -12,13 +12,13 @@ import torch
 from memexplore.analysis import curves
 from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.machine import machine_of
-from memexplore.run.programs import names
 from memexplore.run.programs.cell import Cell
+from memexplore.run.programs.limit import FailureLimit
 from memexplore.run.programs.names import PackedNames
 from memexplore.run.programs.out_of_memory import fits
 from memexplore.run.run import Want, run
 from memexplore.run.search.advice import Advice
-from memexplore.run.search.cell_search import CellSearch
+from memexplore.run.search.loop_search import LoopSearch
 from memexplore.run.search.runners import OneByOne
 from memexplore.run.search.searching import run_all
 
@@ -40,13 +40,13 @@ for epoch in range(4):
 """
 
 
-def copy_of(code: str, **values: Any) -> Cell:
-    return Cell(code, PackedNames(cloudpickle.dumps(values)))
+def copy_of(code: str, limit: FailureLimit | None = None, **values: Any) -> Cell:
+    return Cell(code, PackedNames(cloudpickle.dumps(values), limit or FailureLimit()))
 
 
 def searched(cell: Cell, gpu: str) -> Advice:
     machine = machine_of(gpu)
-    search = CellSearch(cell, machine)
+    search = LoopSearch(cell, machine)
     for _ in run_all(search, OneByOne(cell, machine, Want.TAPE)):
         pass
     advice = search.advice()
@@ -104,9 +104,8 @@ def test_a_run_ends_some_updates_after_the_one_that_failed() -> None:
 
 
 @pytest.mark.parametrize("line", ["torch.zeros(8, device='cuda')", "pass"], ids=["gpu", "cpu"])
-def test_a_run_that_takes_too_long_is_an_error(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
-    monkeypatch.setattr(names, "_SECONDS", 1.0)
-    cell = copy_of(f"import torch\nwhile True: {line}")
+def test_a_run_that_takes_too_long_is_an_error(line: str) -> None:
+    cell = copy_of(f"import torch\nwhile True: {line}", FailureLimit(1.0))
     with pytest.raises(TimeoutError, match="for 1 s without an end"):
         searched(cell, "T4")
 
@@ -125,10 +124,9 @@ def _made_slowly() -> torch.Tensor:
     return torch.zeros(8, device="cuda")
 
 
-def test_names_that_take_too_long_to_copy_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(names, "_SECONDS", 1.0)
+def test_names_that_take_too_long_to_copy_are_an_error() -> None:
     with pytest.raises(TimeoutError, match="for 1 s without an end"):
-        copy_of("pass", slow=_Slow()).execute(Knobs(), machine_of("T4"))
+        copy_of("pass", FailureLimit(1.0), slow=_Slow()).execute(Knobs(), machine_of("T4"))
 
 
 def test_each_run_begins_with_a_new_copy() -> None:
