@@ -36,6 +36,7 @@ _LASTING = (
     Category.GATHERED_PARAMETER,
     Category.GRADIENT_BUCKET,
 )
+_OF_MODEL = (Category.PARAMETER, Category.BUFFER, Category.OPTIMIZER_STATE, Category.GRADIENT)
 _OF_TRAINING = (
     Category.OPTIMIZER_STATE,
     Category.GRADIENT,
@@ -113,7 +114,9 @@ def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) 
     is_recorded = NOTE not in tape.meta.notes
     if is_recorded and not is_beside and np.all(tape.action[rows] == Action.PREEXISTING):
         not_in_use = [row for row in rows if row not in _weights_in_use(tape)]
-        return _group(tape, WhyHeld.BEFORE, holder.name, not_in_use)
+        # Data may be used in each step.
+        is_data = not has_graph and not np.any(np.isin(tape.category[rows], _OF_MODEL))
+        return _group(tape, WhyHeld.NOT_REACHED if is_data else WhyHeld.BEFORE, holder.name, not_in_use)
     several, passes = _of_several_passes(tape, rows) if holder.is_container else ([], 0)
     computed = sorted({*computed, *several})
     group = _group(tape, WhyHeld.GROWS, holder.name, computed)
@@ -145,10 +148,8 @@ def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) 
 
 @cached_by_tape
 def _weights_in_use(tape: Tape) -> frozenset[int]:
-    """Return the weights of the layers that were called in this period: those of a model in use are no old values."""
-    ends = periods(tape).ends
-    of_period = slice(ends[-1] + 1 if ends else 0, None)
-    called = np.unique(tape.module[of_period][tape.phase[of_period] == Phase.FORWARD])
+    """Return the weights of the layers that were called."""
+    called = np.unique(tape.module[tape.phase == Phase.FORWARD])
     is_weight = np.isin(tape.category, (Category.PARAMETER, Category.BUFFER)) & np.isin(tape.module, called)
     return frozenset(np.flatnonzero(is_weight & (tape.module >= 0)).tolist())
 

@@ -31,7 +31,7 @@ class WhyHeld(enum.StrEnum):
     """An output of the notebook."""
     LAST_ERROR = "last error"
     BEFORE = "from before"
-    """A variable has what was there before the program or cell began."""
+    """A variable has a model, an optimizer or a graph that was there before the program or cell began."""
     NOT_REACHED = "not reached"
     """A variable has what the failing call does not use; whether it is read again is not known."""
     CYCLE = "reference cycle"

@@ -8,7 +8,7 @@ from memexplore.analysis.budget import is_limited_by_settings, limit_setter
 from memexplore.analysis.curves import block_bytes
 from memexplore.out_of_memory.cause import Cause, Finding
 from memexplore.out_of_memory.continuation import continuation
-from memexplore.out_of_memory.counterfactual import alive, bytes_of
+from memexplore.out_of_memory.counterfactual import alive, bytes_of, fits_without
 from memexplore.out_of_memory.cures import CURES, GRADIENT, cure_of
 from memexplore.out_of_memory.evidence_types import Evidence
 from memexplore.out_of_memory.held import LAST_ERROR
@@ -45,7 +45,11 @@ def suggestions(tape: Tape, finding: Finding, evidence: Evidence | None) -> tupl
         result = [*_of_evaluation(tape, finding, evidence), *of_need(tape, evidence), *result]
         if finding.fits_expandable:
             result.append(_expandable(tape))
-    result += [_of_group(tape, group) for group in finding.not_reached if group.size >= least]
+    result += [
+        _of_group(tape, group)._replace(fits=group.size >= finding.missing and fits_without(tape, group.rows))
+        for group in finding.not_reached
+        if group.size >= least
+    ]
     if finding.fits_without_limit and finding.cause is not Cause.LEAK:
         result.insert(0 if finding.cause is Cause.TOO_MUCH else len(result), _higher_limit(tape))
     kept: dict[str, Suggestion] = {}

@@ -30,12 +30,21 @@ def test_a_variable_that_may_be_read_again_is_named_and_is_no_cause(
     assert found[0].suggestions[-1].text == "Delete `first` if nothing reads it any more."
 
 
-def test_what_an_earlier_cell_has_left_is_held(on_gpu: Shell, found: list[PostMortem]) -> None:
+def test_data_of_an_earlier_cell_is_named_and_is_no_cause(on_gpu: Shell, found: list[PostMortem]) -> None:
     on_gpu.run("first = empty(100)")
     on_gpu.run("second = empty(200)")
+    assert found[0].cause is Cause.TOO_MUCH, found[0].text
+    assert found[0].suggestions[-1].code == "del first"
+    assert found[0].suggestions[-1].fits
+
+
+def test_the_graph_of_an_earlier_cell_is_held(on_gpu: Shell, found: list[PostMortem]) -> None:
+    on_gpu.run("model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(3)]).cuda()")
+    on_gpu.run("features = model(torch.zeros(8192, 1024, device='cuda'))")
+    on_gpu.run("model(torch.zeros(8192, 1024, device='cuda'))")
     assert found[0].cause is Cause.HELD, found[0].text
-    assert [(each.what, each.holder) for each in found[0].held] == [(WhyHeld.BEFORE, "first")]
-    assert found[0].suggestions[0].code == "del first"
+    assert [(each.what, each.holder) for each in found[0].held] == [(WhyHeld.BEFORE, "features")]
+    assert found[0].suggestions[0].code == "del features"
 
 
 def test_a_list_that_a_hook_of_an_earlier_cell_fills_is_a_leak(on_gpu: Shell, found: list[PostMortem]) -> None:
