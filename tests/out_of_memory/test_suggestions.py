@@ -137,9 +137,9 @@ validate()
     assert not any("`total`" in text for text in texts)
 
 
-def test_names_between_backticks_are_code_on_a_page() -> None:
-    source = """
+REPLACED = """
 def load():
+    scale = torch.ones(1, device="cuda")
     return torch.zeros(14, 1 << 18, device="cuda")
 
 def train():
@@ -148,7 +148,25 @@ def train():
 
 train()
 """
-    found = cells.post_mortem(source, "24MiB")
+
+
+def test_a_result_that_the_failing_call_makes_again_is_held() -> None:
+    found = cells.post_mortem(REPLACED, "24MiB")
+    assert (found.cause, found.held[0].holder, found.held[0].size) == (Cause.HELD, "kept", 14 << 20), found.text
+    assert found.suggestions[0].code == "del kept"
+    assert cells.run(REPLACED.replace("kept = load()", "kept = load(); del kept"), "24MiB")[1] is None
+
+
+def test_what_the_failing_op_may_read_itself_is_named_and_is_no_cause() -> None:
+    # An op of C++ has no frame with its inputs.
+    found = cells.post_mortem('h = torch.zeros(14, 1 << 18, device="cuda")\nfor _ in range(3):\n    h = h * 2', "24MiB")
+    assert found.cause is Cause.TOO_MUCH, found.text
+    assert [holder.name for holder in found.holders] == ["h"]
+    assert not any("`h`" in suggestion.text for suggestion in found.suggestions), found.text
+
+
+def test_names_between_backticks_are_code_on_a_page() -> None:
+    found = cells.post_mortem(REPLACED, "24MiB")
     assert any("`kept`" in suggestion.text for suggestion in found.suggestions)
     page = html(found)
     assert "<code>kept</code>" in page
