@@ -57,6 +57,8 @@ class Finding(NamedTuple):
     """`Evidence.state_to_come`."""
     fits_without_limit: bool = False
     """Whether the request succeeds without the limit of the process, by replaying the tape."""
+    not_reached: tuple[HeldGroup, ...] = ()
+    """What the failing call does not use; it may be read again, and so is no cause."""
 
 
 def finding(tape: Tape, evidence: Evidence | None) -> Finding:
@@ -71,7 +73,9 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
     complete one (`continuation`). Where no period is complete, what follows is not known, and a setting is no cure of a
     forward or backward pass.
     """
-    groups = held_groups(tape, evidence)
+    found = held_groups(tape, evidence)
+    groups = [group for group in found if group.what is not WhyHeld.NOT_REACHED]
+    not_reached = tuple(group for group in found if group.what is WhyHeld.NOT_REACHED)
     others, processes = _others(tape, evidence)
     # The update goes on only if the rest of the optimizer's state fits too.
     to_come = evidence.state_to_come if evidence is not None else 0
@@ -83,12 +87,12 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
 
     def finding_of(cause: Cause, first: list[HeldGroup]) -> Finding:
         held = [*first, *(group for group in groups if group not in first)]
-        return Finding(cause, tuple(held), missing, others, processes, expandable, to_come, unlimited)
+        return Finding(cause, tuple(held), missing, others, processes, expandable, to_come, unlimited, not_reached)
 
     growing = [group for group in groups if group.what in (WhyHeld.GROWS, WhyHeld.SUMMED_GRAPHS, WhyHeld.LONG_GRAPH)]
     if enough := _enough(tape, growing, missing):
         return finding_of(Cause.LEAK, enough)
-    enough = _enough(tape, [group for group in groups if group.what is not WhyHeld.OTHER_CELL], missing)
+    enough = _enough(tape, [group for group in groups if group.what is not WhyHeld.BEFORE], missing)
     # The little that a full GPU has left may be in pieces by chance: what is held is more.
     is_much = unused >= _MUCH * (tape.meta.capacity or unused)
     is_most = max(sum(group.size for group in enough), others) < unused

@@ -1,13 +1,11 @@
-"""Collect what only the live process knows of a failure: which tensors are still needed, and who holds the others.
+"""Collect what only the live process knows of a failure: what the failing call reaches, and who holds the rest.
 
-A tensor is needed if the failing call reaches it: by the variables of its frames, the names of the failing expression,
-or the variables that the frames around it read again (`liveness`). Every other tensor alive has a holder.
+The failing call reaches what the variables of its frames lead to, and the models and optimizers of which it uses a
+part. Every other tensor alive has a holder. Whether the code around the failing call reads a holder again is not known.
 """
 
 from __future__ import annotations
 
-import ast
-import linecache
 import sys
 import time
 import types
@@ -18,31 +16,22 @@ import torch
 
 from memexplore.allocator.gc_pause import gc_paused
 from memexplore.analysis.tables import is_users
-from memexplore.out_of_memory import updates
 from memexplore.out_of_memory.attempts import Attempts, is_readable, one_line
 from memexplore.out_of_memory.cures import cure_of, names_of_classes
 from memexplore.out_of_memory.evidence_types import Evidence, Holder, State, VariableUse
-from memexplore.out_of_memory.joint_losses import losses_of, terms_until
-from memexplore.out_of_memory.liveness import (
-    Ahead,
-    ahead,
-    code_behind,
-    names_in_cell,
-    names_of_functions,
-    on_stack,
-    read_again,
-)
 from memexplore.out_of_memory.message import parse
-from memexplore.out_of_memory.optimizer_state import state_to_come
+from memexplore.out_of_memory.optimizer_state import state_of, state_to_come
 from memexplore.out_of_memory.owners import owners
-from memexplore.out_of_memory.reach import Block, Reached, is_node, is_users_module, locals_of, reached_from
-from memexplore.out_of_memory.untrained import untrained
+from memexplore.out_of_memory.reach import Block, Reached, is_users_module, locals_of, reached_from
+from memexplore.out_of_memory.untrained import optimizers_in, untrained, without_update
 from memexplore.recorder.endings import out_of_memory_error
 from memexplore.tape import Phase
 from memexplore.virtual_gpu.frame_variables import variables
 
 SECONDS = 2.0
 """Processor time for the walk over references: on a busy machine it finds as much."""
+_MOST_LISTS = 3
+"""Lists of an object that are named."""
 _SHELL_NAMES = ("_", "__", "___", "_i", "_ii", "_iii", "In", "Out", "_oh", "_ih", "_dh", "_exit_code", "exit", "quit")
 
 
@@ -59,7 +48,7 @@ def earlier_error(seconds: float = SECONDS) -> Holder | None:
     if error is None:
         return None
     reached = reached_from(error, time.thread_time() + seconds)
-    return _holder("sys.last_exc", VariableUse.LAST_ERROR, error, reached.blocks, reached) if reached.blocks else None
+    return _holder("sys.last_exc", VariableUse.LAST_ERROR, error, reached.blocks) if reached.blocks else None
 
 
 def collect(
@@ -83,7 +72,7 @@ def collect(
 
 
 def _collected(error: BaseException, shell: Shell | None, end: float, earlier: Holder | None) -> Evidence:
-    frames = [(link.tb_frame, link.tb_lasti, link.tb_lineno) for link in _links(error.__traceback__)]
+    frames = [(link.tb_frame, link.tb_lineno) for link in _links(error.__traceback__)]
     users = [frame for frame in frames if is_users(frame[0].f_code.co_filename)]
     outer = _outer(frames)
     needed = _needed(frames, outer, end)
@@ -92,8 +81,6 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
     attempts = Attempts()
     of_program = [needed]
     variables: list[tuple[str, Any]] = []
-    models: dict[str, torch.nn.Module] = {}
-    behind_graphs = _weights_behind(needed)
     seen: set[str] = set()
     addresses = set(needed.blocks)
     for name, use, value in _roots(error, frames, outer, shell):
@@ -102,48 +89,32 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
             continue
         seen.add(name)
         reached = reached_from(value, end, needed.visited)
-        if use is VariableUse.LATER:
-            behind_graphs |= _weights_behind(reached)
         complete &= reached.complete
         addresses.update(reached.blocks)
         own = {address: block for address, block in reached.blocks.items() if address not in needed.blocks}
         if own:
-            holders.append(_holder(name, use, value, own, reached))
-            models |= {name: value} if isinstance(value, torch.nn.Module) else {}
-        if use in (VariableUse.LATER, VariableUse.DEAD):
+            holders.append(_holder(name, use, value, own))
+        if use in (VariableUse.NOT_REACHED, VariableUse.BESIDE):
             of_program.append(reached)
             variables.append((name, value))
-    # A model gets its gradients through a graph that is read again, also where no later line names the model.
-    waiting = [
-        name for name, model in models.items() if any(id(weight) in behind_graphs for weight in model.parameters())
-    ]
-    holders = [holder._replace(use=VariableUse.LATER) if holder.name in waiting else holder for holder in holders]
     objects = list({id(value): value for reached in of_program for value in reached.kept}.values())
     if earlier is not None:
         rest = earlier.addresses.difference(needed.blocks)
         addresses.update(earlier.addresses)
         holders.append(earlier._replace(addresses=rest, in_graph=earlier.in_graph & rest))
-    line = f"{users[-1][0].f_code.co_filename}:{users[-1][2]}" if users else ""
+    line = f"{users[-1][0].f_code.co_filename}:{users[-1][1]}" if users else ""
     layer, evaluating = _modules(frames)
-    before = {number: ahead(frames[number][0].f_code, frames[number][1]) for number in outer}
-    before_backward = frozenset(
-        name for number in outer if before[number] is Ahead.BACKWARD for name, _ in _variables(frames[number][0])
-    )
-    # A function that ends with a change of the mode, such as `model.train()`, evaluates, whatever its caller does.
-    first = next((before[number] for number in reversed(outer) if before[number] is not Ahead.RETURNS), Ahead.RETURNS)
-    codes = [frame.f_code for frame, _, _ in users]
     state, no_update, not_trained = State.UNKNOWN, None, None
     if complete:
         blocks = [reached.blocks for reached in of_program]
-        state = attempts.value(lambda: updates.state_of(updates.optimizers_in(objects)), state)
-        no_update = attempts.value(lambda: updates.without_update(objects, blocks, variables, end), no_update)
+        state = attempts.value(lambda: state_of(optimizers_in(objects)), state)
+        no_update = attempts.value(lambda: without_update(objects, blocks, variables, end), no_update)
         not_trained = attempts.value(lambda: untrained(objects, variables), not_trained)
         del objects, blocks, variables, of_program
         none: tuple[list[Holder], bool] = ([], False)
         others, complete = attempts.value(lambda: owners(addresses, end), none)
         holders += others
     to_come = attempts.value(lambda: _state_to_come(frames), 0)
-    losses = attempts.value(lambda: _losses(frames, outer, first, end), 0)
     return Evidence(
         parse(str(error)),
         tuple(sorted(holders, key=lambda holder: -holder.size)),
@@ -152,9 +123,7 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
         line,
         layer,
         _phase(frames),
-        "" if first is Ahead.BACKWARD else evaluating,
-        before_backward,
-        _retains(codes),
+        evaluating,
         _in_use(needed),
         frozenset(address for address, block in needed.blocks.items() if block.in_graph),
         state,
@@ -162,7 +131,6 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
         not_trained,
         to_come,
         _of_libraries(needed),
-        losses,
     )
 
 
@@ -180,12 +148,6 @@ def _of_libraries(needed: Reached) -> tuple[Holder, ...]:
         use, classes = VariableUse.IN_USE, names_of_classes(owner)
         holders.append(Holder(name, use, frozenset(own), frozenset(), size, len(own), True, classes))
     return tuple(sorted(holders, key=lambda holder: -holder.size))
-
-
-def _weights_behind(reached: Reached) -> set[int]:
-    """Return the identities of the weights to which graphs lead."""
-    nodes = (value for value in reached.kept if is_node(value))
-    return {id(node.variable) for node in nodes if getattr(node, "variable", None) is not None}
 
 
 def _in_use(needed: Reached) -> tuple[Holder, ...]:
@@ -222,7 +184,8 @@ def _links(traceback: types.TracebackType | None) -> Iterator[types.TracebackTyp
         traceback = traceback.tb_next
 
 
-_Frames = list[tuple[types.FrameType, int, int]]
+_Frames = list[tuple[types.FrameType, int]]
+"""Frames of a traceback with their lines."""
 _IMPORTED = (types.ModuleType, types.FunctionType, type)
 """What code imports by name."""
 
@@ -232,7 +195,7 @@ def _outer(frames: _Frames) -> range:
 
     They begin with the program: what is around its module runs it.
     """
-    users = [is_users(frame.f_code.co_filename) for frame, _, _ in frames]
+    users = [is_users(frame.f_code.co_filename) for frame, _ in frames]
     programs = [
         number for number, is_user in enumerate(users) if is_user and frames[number][0].f_code.co_name == "<module>"
     ]
@@ -244,45 +207,27 @@ def _outer(frames: _Frames) -> range:
 
 
 def _needed(frames: _Frames, outer: range, end: float) -> Reached:
-    """Return what the failing call reaches, and what the functions around it read again."""
-    roots = [{name: value for value, name, _ in locals_of(frame)} for frame, _, _ in frames[outer.stop :]]
-    if outer:
-        frame, offset, _ = frames[outer.stop - 1]
-        roots.append({name: _lookup(frame, name) for name in _expression_names(frame, offset)})
+    """Return what the failing call reaches, under the names that it has in the user's frames around the call."""
+    around = [dict(_variables(frames[number][0])) for number in outer]
+    roots = [{name: value for value, name, _ in locals_of(frame)} for frame, _ in frames[outer.stop :]]
     reached = _reached(roots, end)
-    # The model and the optimizer stay if the code uses them again, and a model of which a part is in use.
-    for number in outer:
-        again = _read_again(frames, number)
-        for name, value in _variables(frames[number][0]):
-            in_use = isinstance(value, torch.nn.Module) and not reached.blocks.keys().isdisjoint(
-                reached_from(value, end).blocks
-            )
-            if in_use or (isinstance(value, torch.nn.Module | torch.optim.Optimizer) and name in again):
+    # The whole model of which a part is in use stays, and then the optimizer of a model that stays.
+    for kind in (torch.nn.Module, torch.optim.Optimizer):
+        for name, value in ((name, value) for names in around for name, value in names.items()):
+            if isinstance(value, kind) and not reached.blocks.keys().isdisjoint(reached_from(value, end).blocks):
                 roots.append({name: value})
-    return _reached(roots, end)
+        reached = _reached(roots, end)
+    # The last root is followed first: a name of the program comes before those of the functions that it calls.
+    named = _reached(around[::-1], end).blocks
+    blocks = {
+        address: named.get(address, block)._replace(in_graph=block.in_graph)
+        for address, block in reached.blocks.items()
+    }
+    return reached._replace(blocks=blocks)
 
 
 def _reached(roots: list[dict[str, Any]], end: float) -> Reached:
     return reached_from([types.SimpleNamespace(**names) for names in roots], end)
-
-
-def _read_again(frames: _Frames, number: int) -> frozenset[str]:
-    """Return the variables of a frame that are in use or read again, global ones by the functions that it calls too."""
-    frame, offset, _ = frames[number]
-    code = frame.f_code
-    again = read_again(code, offset) | on_stack(code, offset)
-    if code.co_name != "<module>":
-        return again
-    inner = [
-        inner_frame.f_code for inner_frame, _, _ in frames[number + 1 :] if is_users(inner_frame.f_code.co_filename)
-    ]
-    behind = code_behind(code)
-    called = [code] if behind is None else [code, behind]
-    return again.union(*(names_of_functions([called_code, *inner], frame.f_globals) for called_code in called))
-
-
-def _lookup(frame: types.FrameType, name: str) -> Any:
-    return variables(frame).get(name, frame.f_globals.get(name))
 
 
 def _variables(frame: types.FrameType) -> list[tuple[str, Any]]:
@@ -294,24 +239,7 @@ def _variables(frame: types.FrameType) -> list[tuple[str, Any]]:
     ]
 
 
-def _expression_names(frame: types.FrameType, offset: int) -> set[str]:
-    """Return the names in the failing expression of a frame, all of its line where the expression is not known."""
-    positions = list(frame.f_code.co_positions())
-    at = positions[offset // 2] if 0 <= offset // 2 < len(positions) else (None,) * 4
-    first, last, start, stop = at
-    if first is None or last is None or start is None or stop is None:
-        return set(frame.f_code.co_names)
-    lines = [linecache.getline(frame.f_code.co_filename, number) for number in range(first, last + 1)]
-    text = "".join(lines).encode()
-    ending = len("".join(lines[:-1]).encode()) + stop
-    try:
-        tree = ast.parse(text[start:ending].decode().strip(), mode="eval")
-    except (SyntaxError, UnicodeDecodeError):
-        return set(frame.f_code.co_names)
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-
-
-# -- roots that the failing call does not need
+# -- roots that the failing call does not reach
 
 
 def _roots(
@@ -319,35 +247,27 @@ def _roots(
 ) -> Iterator[tuple[str, VariableUse, Any]]:
     """Yield names with their use and value; where a name comes twice, its first use counts."""
     for number in reversed(outer):
-        yield from _roots_in_frame(frames, number, shell)
-    if shell is not None:
-        yield from _roots_in_shell(shell)
+        frame = frames[number][0]
+        # An op of C++ has no frame.
+        use = VariableUse.BESIDE if number == len(frames) - 1 else VariableUse.NOT_REACHED
+        if shell is not None and frame.f_code.co_name == "<module>":
+            yield from _roots_in_shell(shell, use)
+        else:
+            yield from ((name, use, value) for name, value in _variables(frame))
     for name in ("last_exc", "last_value", "last_traceback"):
         value = getattr(sys, name, None)
         if value is not None and value is not error and value is not error.__traceback__:
             yield f"sys.{name}", VariableUse.LAST_ERROR, value
     for name, module in _imported([frames[number][0].f_globals for number in outer]):
-        yield name, VariableUse.LATER, types.SimpleNamespace(**vars(module))
+        yield name, VariableUse.NOT_REACHED, types.SimpleNamespace(**vars(module))
 
 
-def _roots_in_frame(frames: _Frames, number: int, shell: Shell | None) -> Iterator[tuple[str, VariableUse, Any]]:
-    """Yield the variables of a frame; of a notebook's names those that its cell mentions."""
-    frame = frames[number][0]
-    again = _read_again(frames, number)
-    mentioned = again | names_in_cell(frame.f_code)
-    are_notebooks = shell is not None and frame.f_code.co_name == "<module>"
-    for name, value in _variables(frame):
-        is_history = name in _SHELL_NAMES or (name.startswith("_") and name[1:].isdecimal())
-        if not is_history and (name in mentioned or not are_notebooks):
-            yield name, VariableUse.LATER if name in again else VariableUse.DEAD, value
-
-
-def _roots_in_shell(shell: Shell) -> Iterator[tuple[str, VariableUse, Any]]:
-    """Yield the names that other cells have made, and the outputs of cells."""
+def _roots_in_shell(shell: Shell, use: VariableUse) -> Iterator[tuple[str, VariableUse, Any]]:
+    """Yield the names of the notebook, and the outputs of cells."""
     for name, value in list(shell.names.items()):
         hidden = name in _SHELL_NAMES or name.startswith("_") or not is_readable(value)
         if not hidden and not isinstance(value, types.ModuleType):
-            yield name, VariableUse.OTHER_CELL, value
+            yield name, use, value
     for number, value in list(shell.outputs.items()):
         yield f"Out[{number}]", VariableUse.OUTPUT, value
     for name in _SHELL_NAMES[:3]:
@@ -372,21 +292,26 @@ def _imported(names: list[dict[str, Any]]) -> Iterator[tuple[str, types.ModuleTy
                 yield name, module
 
 
-def _holder(name: str, use: VariableUse, value: Any, own: dict[int, Any], reached: Reached) -> Holder:
-    path = next((block.path for block in own.values() if not block.in_graph), next(iter(own.values())).path)
-    attribute = path.split("[")[0].split(".__")[0] if path.startswith(".") else ""
+def _holder(name: str, use: VariableUse, value: Any, own: dict[int, Block]) -> Holder:
     in_graph = frozenset(address for address, block in own.items() if block.in_graph)
     size = sum(block.size for block in own.values())
-    direct = len(own) - len(in_graph)
-    # The attribute that holds it: `trainer.history`, but of several attributes only the object.
-    several = {block.path.split("[")[0] for block in own.values() if not block.in_graph}
-    if isinstance(value, torch.optim.Optimizer) and attribute == ".param_groups":
-        attribute = ""  # the weights: only the optimizer as a whole can be deleted
-    label = name + (
-        attribute if len(several) == 1 and use in (VariableUse.LATER, VariableUse.DEAD, VariableUse.OTHER_CELL) else ""
-    )
+    label = name
+    # An optimizer can only be deleted as a whole.
+    if use in (VariableUse.NOT_REACHED, VariableUse.BESIDE) and not isinstance(value, torch.optim.Optimizer):
+        label = ", ".join(f"{name}{attribute}" for attribute in sorted(_attributes(own)))
     is_container = not isinstance(value, torch.Tensor)
-    return Holder(label, use, frozenset(own), in_graph, size, direct, is_container, _classes(own))
+    return Holder(label, use, frozenset(own), in_graph, size, len(own) - len(in_graph), is_container, _classes(own))
+
+
+def _attributes(own: dict[int, Block]) -> list[str]:
+    """Return the attribute that holds some blocks, or the few lists that do, such as `.history`; else only ""."""
+    direct = [block for block in own.values() if not block.in_graph] or list(own.values())
+    sizes: dict[str, int] = {}
+    for block in direct:
+        path = block.path.partition("[")[0].partition(".__")[0]
+        sizes[path] = sizes.get(path, 0) + block.size
+    are_lists = all("[" in block.path for block in direct)
+    return list(sizes) if len(sizes) == 1 or (are_lists and len(sizes) <= _MOST_LISTS) else [""]
 
 
 def _classes(blocks: Mapping[int, Block]) -> tuple[str, ...]:
@@ -401,7 +326,7 @@ def _classes(blocks: Mapping[int, Block]) -> tuple[str, ...]:
 def _modules(frames: _Frames) -> tuple[str, str]:
     """Return the name of the innermost module of the traceback, and the model that was called to evaluate."""
     modules: list[torch.nn.Module] = []
-    for frame, _, _ in frames:
+    for frame, _ in frames:
         value = frame.f_locals.get("self")
         if isinstance(value, torch.nn.Module) and (not modules or modules[-1] is not value):
             modules.append(value)
@@ -419,7 +344,7 @@ def _modules(frames: _Frames) -> tuple[str, str]:
 
 def _evaluating(frames: _Frames) -> str:
     """Return the model that evaluates where the failing call is outside of it, as in a loss: all others do as well."""
-    users = [frame for frame, _, _ in frames if is_users(frame.f_code.co_filename)]
+    users = [frame for frame, _ in frames if is_users(frame.f_code.co_filename)]
     modules = [value for frame in users for _, value in _variables(frame) if isinstance(value, torch.nn.Module)]
     models = [model for model in modules if any(weight.requires_grad for weight in model.parameters())]
     return "" if not models or any(model.training for model in models) else type(models[0]).__name__
@@ -427,7 +352,7 @@ def _evaluating(frames: _Frames) -> str:
 
 def _phase(frames: _Frames) -> Phase:
     """Return the part of the step, by the innermost frame that shows one."""
-    for frame, _, _ in reversed(frames):
+    for frame, _ in reversed(frames):
         value = frame.f_locals.get("self")
         if isinstance(value, torch.optim.Optimizer):
             return Phase.OPTIMIZER
@@ -440,23 +365,6 @@ def _phase(frames: _Frames) -> Phase:
 
 def _state_to_come(frames: _Frames) -> int:
     """Return the bytes of state that the failing update still lacks, 0 outside of one."""
-    values = (frame.f_locals.get("self") for frame, _, _ in reversed(frames))
+    values = (frame.f_locals.get("self") for frame, _ in reversed(frames))
     optimizer = next((value for value in values if isinstance(value, torch.optim.Optimizer)), None)
     return 0 if optimizer is None else state_to_come(optimizer)
-
-
-def _losses(frames: _Frames, outer: range, follows: Ahead, end: float) -> int:
-    """Return how many losses the failing backward pass sums, or the failing statement before one."""
-    if outer and follows is Ahead.BACKWARD and _phase(frames) is Phase.FORWARD:
-        frame, offset, _ = frames[outer.stop - 1]
-        return terms_until(frame, offset)
-    return losses_of((frame for frame, _, _ in frames), end)
-
-
-def _retains(codes: list[types.CodeType]) -> bool:
-    """Return whether code passes an argument `retain_graph`: its name is among the constants of the call."""
-    return any(
-        "retain_graph" in (constant if isinstance(constant, tuple) else (constant,))
-        for code in codes
-        for constant in code.co_consts
-    )

@@ -10,12 +10,12 @@ from memexplore.tape import Phase
 
 
 class VariableUse(enum.StrEnum):
-    """Whether the code reads a variable again."""
+    """What a variable is to the failing call."""
 
-    LATER = "read again"
-    DEAD = "not read again"
-    OTHER_CELL = "of another cell"
-    """Not named by the failing cell, nor by a function that runs."""
+    NOT_REACHED = "not used by the failing call"
+    """Of a frame around the failing call, of a module, or of the notebook: whether it is read again is not known."""
+    BESIDE = "beside the failing call"
+    """Of the frame that calls an op of C++: whether the op uses it is not known either."""
     OUTPUT = "output of the notebook"
     """An entry of ``Out``, or ``_``, ``__`` and ``___``."""
     LAST_ERROR = "an earlier error"
@@ -43,7 +43,7 @@ class State(enum.StrEnum):
 
 
 class Holder(NamedTuple):
-    """A variable that keeps memory, and how the failing call and the code around it use the variable."""
+    """A variable that keeps memory, and what the variable is to the failing call."""
 
     name: str
     """Such as ``losses``, ``trainer.history``, ``Out[3]`` or ``sys.last_exc``."""
@@ -77,10 +77,6 @@ class Evidence(NamedTuple):
     """Part of the step that the traceback shows."""
     evaluating: str = ""
     """Class of the model that was called to evaluate, with weights that require gradients; else empty."""
-    before_backward: frozenset[str] = frozenset()
-    """Variables of the functions that take derivatives later."""
-    retains_graph: bool = False
-    """Whether the user's code passes `retain_graph`."""
     in_use: tuple[Holder, ...] = ()
     """Containers that the failing call reaches."""
     graph: frozenset[int] = frozenset()
@@ -94,6 +90,3 @@ class Evidence(NamedTuple):
     """Bytes at least that the failing update has still to allocate for the optimizer's state."""
     of_libraries: tuple[Holder, ...] = ()
     """What the failing call reaches in objects for which `cures` has a row."""
-    losses: int = 0
-    """Losses with graphs of their own that the failing backward pass sums, and terms that a failing forward pass adds
-    to others in one statement."""

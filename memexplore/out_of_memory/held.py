@@ -14,9 +14,9 @@ from memexplore.analysis.curves import Rows, cached_by_tape
 from memexplore.analysis.growth import leak
 from memexplore.analysis.location import where
 from memexplore.analysis.periods import periods
-from memexplore.out_of_memory import concatenated
 from memexplore.out_of_memory.counterfactual import alive, bytes_of
 from memexplore.out_of_memory.evidence_types import Evidence, Holder, VariableUse
+from memexplore.out_of_memory.failure import NOTE
 from memexplore.out_of_memory.held_types import HeldGroup, WhyHeld
 from memexplore.tape import Action, Category, Phase, Tape
 from memexplore.text.tensor_text import dtype_of, shape_of
@@ -36,6 +36,7 @@ _LASTING = (
     Category.GATHERED_PARAMETER,
     Category.GRADIENT_BUCKET,
 )
+_OF_MODEL = (Category.PARAMETER, Category.BUFFER, Category.OPTIMIZER_STATE, Category.GRADIENT)
 _OF_TRAINING = (
     Category.OPTIMIZER_STATE,
     Category.GRADIENT,
@@ -68,9 +69,8 @@ def held_groups(tape: Tape, evidence: Evidence | None) -> list[HeldGroup]:
         ]
         groups += _given_back(tape, of_holders, held_by, own)
         for holder in evidence.in_use:
-            groups.append(
-                _growing_in_use(tape, holder.name, [row_at[address] for address in holder.addresses & row_at.keys()])
-            )
+            in_use = [row_at[address] for address in holder.addresses & row_at.keys()]
+            groups.append(_growing_in_use(tape, holder, in_use))
         groups.append(idle)
         if idle is None and _only_evaluates(tape, evidence):
             groups.append(_no_backward(tape, rows))
@@ -109,9 +109,14 @@ def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) 
     has_graph = any(int(tape.address[row]) in holder.in_graph for row in rows)
     if holder.use in _BY_USE:
         return _group(tape, _BY_USE[holder.use], holder.name, rows)
-    # What has got memory from this cell is in use in it, such as the list of a hook.
-    if holder.use is VariableUse.OTHER_CELL and (tape.action[rows] == Action.PREEXISTING).all():
-        return _group(tape, WhyHeld.OTHER_CELL, holder.name, rows)
+    is_beside = holder.use is VariableUse.BESIDE
+    # What a recorded program has made itself may wait for a later line.
+    is_recorded = NOTE not in tape.meta.notes
+    if is_recorded and not is_beside and np.all(tape.action[rows] == Action.PREEXISTING):
+        not_in_use = [row for row in rows if row not in _weights_in_use(tape)]
+        # Data may be used in each step.
+        is_data = not has_graph and not np.any(np.isin(tape.category[rows], _OF_MODEL))
+        return _group(tape, WhyHeld.NOT_REACHED if is_data else WhyHeld.BEFORE, holder.name, not_in_use)
     several, passes = _of_several_passes(tape, rows) if holder.is_container else ([], 0)
     computed = sorted({*computed, *several})
     group = _group(tape, WhyHeld.GROWS, holder.name, computed)
@@ -123,40 +128,28 @@ def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) 
         if several == computed:
             # One call may keep several blocks of a place, such as a copy of all weights.
             group = group._replace(blocks=passes, each=group.size // passes)
-        in_need = has_graph and holder.name.partition(".")[0] in evidence.before_backward
         # Derivatives on the way of a step, such as those of meta-learning, leave the graphs to its backward pass.
         in_graph = [row for row in group.rows if int(tape.address[row]) in holder.in_graph]
         of_step = [row for row in in_graph if tape.step[row] == tape.step[-1]]
-        waits = not evidence.retains_graph and _is_most(tape, group, of_step)
-        if not in_need or (_went_backward(tape, [min(computed)]) and not waits):
+        if not has_graph or (_went_backward(tape, [min(computed)]) and not _is_most(tape, group, of_step)):
             return group
         # Other values than losses, such as those that a loss compares, are needed together.
         return group._replace(what=WhyHeld.SUMMED_GRAPHS) if is_loss else None
-    alone = holder.use is VariableUse.DEAD or is_loss
-    # Of another value than a loss, no backward pass can begin there.
-    is_old_value = holder.use is VariableUse.DEAD and not is_loss
-    if has_graph and not is_old_value and _is_earlier_pass(tape, computed, alone):
-        waits = holder.use is VariableUse.LATER and is_loss and not holder.is_container
-        if evidence.retains_graph and _went_backward(tape, computed):
-            reason = WhyHeld.RETAINED_GRAPH
-        elif waits and holder.name in evidence.before_backward:
-            reason = WhyHeld.JOINT_LOSS
-        else:
-            reason = WhyHeld.EARLIER_GRAPH
-        graph = _group(tape, reason, holder.name, computed)
-        return graph._replace(is_container=holder.is_container) if graph is not None else None
-    if holder.use is not VariableUse.DEAD:
+    if has_graph and (is_loss or not is_beside) and _is_earlier_pass(tape, computed, is_loss):
+        what = WhyHeld.EARLIER_GRAPH if is_loss else WhyHeld.OLD_VALUE
+        graph = _group(tape, what, holder.name, computed)
+        return graph and graph._replace(is_container=holder.is_container)
+    replaced = [row for row in direct if tape.category[row] not in _LASTING]
+    if has_graph or is_beside or not replaced:
         return None
-    in_use = _weights_in_use(tape)
-    return _group(tape, WhyHeld.OLD_VALUE, holder.name, [row for row in rows if row not in in_use])
+    what = WhyHeld.OLD_VALUE if _is_made_again(tape, replaced) else WhyHeld.NOT_REACHED
+    return _group(tape, what, holder.name, replaced)
 
 
 @cached_by_tape
 def _weights_in_use(tape: Tape) -> frozenset[int]:
-    """Return the weights of the layers that were called in this period: those of a model in use are no old values."""
-    ends = periods(tape).ends
-    of_period = slice(ends[-1] + 1 if ends else 0, None)
-    called = np.unique(tape.module[of_period][tape.phase[of_period] == Phase.FORWARD])
+    """Return the weights of the layers that were called."""
+    called = np.unique(tape.module[tape.phase == Phase.FORWARD])
     is_weight = np.isin(tape.category, (Category.PARAMETER, Category.BUFFER)) & np.isin(tape.module, called)
     return frozenset(np.flatnonzero(is_weight & (tape.module >= 0)).tolist())
 
@@ -171,7 +164,7 @@ _BY_USE = {
 LAST_ERROR = "sys.last_exc"
 """Name of the holder of an earlier error."""
 _GROWING = (WhyHeld.GROWS, WhyHeld.SUMMED_GRAPHS)
-_ALONE = (WhyHeld.OLD_VALUE, WhyHeld.OUTPUT, WhyHeld.LAST_ERROR, WhyHeld.OTHER_CELL)
+_ALONE = (WhyHeld.OLD_VALUE, WhyHeld.OUTPUT, WhyHeld.LAST_ERROR, WhyHeld.BEFORE, WhyHeld.NOT_REACHED)
 
 
 def _given_back(
@@ -252,17 +245,30 @@ def _is_earlier_pass(tape: Tape, rows: list[int], alone: bool) -> bool:
     if not rows:
         return False
     last = max(rows)
-    if tape.step[-1] > tape.step[last]:
+    if tape.step[-1] > tape.step[last] or _is_made_again(tape, rows):
         return True
-    places = _places(tape)
-    after = last + 1 + np.flatnonzero((places[last + 1 :] != places[last]) & (places[last + 1 :] >= 0))
-    # One call may make several blocks, such as values and indices.
-    after = np.arange(after[0], len(tape)) if len(after) else after
-    if np.any(np.isin(places[after], places[rows])):
-        return True
+    after = _after(tape, last)
     layers = {(int(tape.op[row]), int(tape.module[row])) for row in rows if tape.module[row] >= 0}
     again = zip(tape.op[after].tolist(), tape.module[after].tolist(), strict=True)
     return alone and not layers.isdisjoint(again)
+
+
+def _is_made_again(tape: Tape, rows: list[int]) -> bool:
+    """Return whether a later call asks for memory where some blocks were made, or one of an earlier period has."""
+    places, last = _places(tape), max(rows)
+    if np.any(np.isin(places[_after(tape, last)], places[rows])):
+        return True
+    ends = periods(tape).ends
+    before = [end for end in ends if end < min(rows)]
+    is_earlier = bool(ends) and last <= ends[-1]
+    return is_earlier and bool(before) and bool(np.isin(places[rows], places[: before[-1] + 1]).all())
+
+
+def _after(tape: Tape, row: int) -> Rows:
+    """Return the rows behind a call: one call may make several blocks, such as values and indices."""
+    places = _places(tape)
+    other = np.flatnonzero((places[row + 1 :] != places[row]) & (places[row + 1 :] >= 0))
+    return np.arange(row + 1 + other[0], len(tape)) if len(other) else np.arange(0)
 
 
 def _of_several_passes(tape: Tape, rows: list[int]) -> tuple[list[int], int]:
@@ -351,12 +357,15 @@ def _no_update(tape: Tape, evidence: Evidence, row_at: dict[int, int]) -> HeldGr
     return _group(tape, WhyHeld.NO_UPDATE, evidence.no_update.name, sorted(kept))
 
 
-def _growing_in_use(tape: Tape, name: str, rows: list[int]) -> HeldGroup | None:
-    """Return what a container that is in use has kept of several earlier backward passes, such as a hook's list."""
+def _growing_in_use(tape: Tape, holder: Holder, rows: list[int]) -> HeldGroup | None:
+    """Return what a container that is in use has kept of several earlier passes, such as a hook's list."""
     kept = _of_earlier_passes(tape, rows)
-    group = _group(tape, WhyHeld.GROWS, name, kept)
     # One call may keep several blocks of a place, such as a mean and a deviation.
     count = len(set(_backward_passes(tape)[kept].tolist()))
+    if not kept and not holder.in_graph:
+        # Results without a graph, such as those that are joined after their loop.
+        kept, count = _of_several_passes(tape, [row for row in sorted(rows) if _is_computed(tape, row)])
+    group = _group(tape, WhyHeld.GROWS, holder.name, kept)
     return group and group._replace(blocks=count, each=group.size // count)
 
 
@@ -426,7 +435,7 @@ def _with_holders(
     variables = (*evidence.in_use, *evidence.holders)
     held = [(each.name, {row_at[address] for address in each.addresses & row_at.keys()}) for each in variables]
     missing = rows.difference(*(grown.rows for grown in named if grown.holder))
-    for name, blocks in sorted(held, key=lambda item: -bytes_of(tape, list(item[1] & rows))):
+    for name, blocks in sorted(held, key=lambda item: (-bytes_of(tape, list(item[1] & rows)), item[0])):
         # The model and its trainer lead to everything.
         least = _SHARE * max(group.size, bytes_of(tape, list(blocks)))
         if name not in names and blocks & missing and bytes_of(tape, list(blocks & missing)) >= least:
@@ -439,8 +448,7 @@ def _with_holders(
 def _growing_by_period(tape: Tape) -> HeldGroup | None:
     """Return what earlier periods have left at the places that grow, of all categories."""
     growth = leak(tape)
-    # Results that are concatenated after their loop were kept for that.
-    if growth is None or (not periods(tape).runs and concatenated.joins_results(tape)):
+    if growth is None:
         return None
     group = _group(tape, WhyHeld.GROWS, "", list(growth.kept))
     return group and group._replace(each=growth.bytes_per_period)

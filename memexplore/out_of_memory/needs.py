@@ -8,9 +8,7 @@ from memexplore.analysis.curves import Rows, block_bytes
 from memexplore.analysis.levers import is_short, recomputes
 from memexplore.analysis.places import place
 from memexplore.analysis.tables import user_line
-from memexplore.out_of_memory import concatenated
-from memexplore.out_of_memory.concatenated import ALIKE, OF_DATA, OF_LAYER
-from memexplore.out_of_memory.counterfactual import alive, fits_without, largest_before
+from memexplore.out_of_memory.counterfactual import alive, asks_for_more, fits_without, largest_before
 from memexplore.out_of_memory.evidence_types import Evidence, State
 from memexplore.out_of_memory.suggestion import Suggestion
 from memexplore.tape import Action, Category, Phase, Tape
@@ -25,6 +23,17 @@ _WORTH = 0.01
 """Share of the allocated bytes below which what a change concerns is not worth it, if another change concerns more."""
 _MUCH_LARGER = 4
 """Times the largest request of the same call before, from which a request is said to be large."""
+_ALIKE = 3
+"""Tensors of one line from which they are said to wait."""
+_OF_DATA = ("aten::_to_copy", "aten::copy_", "aten::clone", "aten::to")
+"""Ops that move data to the GPU."""
+_OF_LAYER = (
+    Category.PARAMETER,
+    Category.GRADIENT,
+    Category.OPTIMIZER_STATE,
+    Category.GATHERED_PARAMETER,
+    Category.GRADIENT_BUCKET,
+)
 _WAITING = 0.5
 """Share of the allocated bytes from which inputs that wait on the GPU are named."""
 
@@ -40,19 +49,18 @@ def of_need(tape: Tape, evidence: Evidence | None) -> list[Suggestion]:
         suggestion for suggestion in (foreach, less if updates and foreach is None else None) if suggestion is not None
     ]
     layer = _dominating(tape, rows, sizes)
-    longer = concatenated.again(tape)
-    of_concatenation = [longer] if longer is not None else concatenated.at_last(tape, rows, evidence)
-    result[:0] = filter(None, (_larger_than_before(tape), _waiting_inputs(tape, rows, sizes), layer))
+    longer = ever_longer(tape)
+    result[:0] = filter(None, (longer, _larger_than_before(tape), _waiting_inputs(tape, rows, sizes), layer))
     of_batch = _of_batch(tape, rows)
     smaller = (
         _PARTS_OF_DATA if _computes_only(tape) else _RESULTS if _evaluates(tape, rows) else _smaller_batch(tape, rows)
     )
     idle = _of_untrained(tape, rows, evidence)
-    of_model = int(sizes[np.isin(tape.category[rows], (*OF_LAYER, Category.BUFFER))].sum())
+    of_model = int(sizes[np.isin(tape.category[rows], (*_OF_LAYER, Category.BUFFER))].sum())
     # Parts of a whole are as much with smaller batches, only more of them.
     by_size = [
         (0 if idle is None else 2 * idle.frees, idle),
-        (of_batch + int(tape.size[last]) * (not updates), None if of_concatenation else smaller),
+        (of_batch + int(tape.size[last]) * (not updates), None if longer is not None else smaller),
         (of_model - (0 if idle is None else 2 * idle.frees), less),
     ]
     of_size = [
@@ -62,11 +70,20 @@ def of_need(tape: Tape, evidence: Evidence | None) -> list[Suggestion]:
     ]
     least = _WORTH * (sizes.sum() + int(tape.size[last]))
     worth = [suggestion for size, suggestion in of_size if size >= least]
-    if not (worth or result or of_concatenation):
+    if not (worth or result):
         worth = [suggestion for _, suggestion in of_size]
-    result += [suggestion for suggestion in worth if suggestion not in result]
-    joint = [_EACH_LOSS] if evidence is not None and evidence.losses > 1 and _is_of_several_passes(tape) else []
-    return [*of_concatenation, *joint, *result]
+    return result + [suggestion for suggestion in worth if suggestion not in result]
+
+
+def ever_longer(tape: Tape) -> Suggestion | None:
+    """Return the suggestion for a call that asks for more each time, such as one that joins all parts so far."""
+    if not asks_for_more(tape):
+        return None
+    text = (
+        "Each of these calls asks for more than the one before, such as for a longer copy of all parts: keep the parts "
+        "on the CPU and join them after the loop, or make the whole before the loop and write each part into it."
+    )
+    return Suggestion(text, "parts.append(part.cpu())  # after the loop: torch.cat(parts)", 0, False)
 
 
 def _of_untrained(tape: Tape, rows: Rows, evidence: Evidence | None) -> Suggestion | None:
@@ -94,28 +111,6 @@ def _of_batch(tape: Tape, rows: Rows) -> int:
     return int(block_bytes(tape)[rows][np.isin(tape.category[rows], kinds)].sum())
 
 
-def _is_of_several_passes(tape: Tape) -> bool:
-    """Return whether most of what the layers have made for backward in the failed step was made more than once.
-
-    A forward pass that fails makes again what one before it has made.
-    """
-    made = (tape.step == tape.step[-1]) & (tape.phase == Phase.FORWARD) & (tape.action == Action.ALLOC)
-    rows = np.flatnonzero(made & (tape.category == Category.ACTIVATION) & (tape.module >= 0))
-    if tape.phase[-1] == Phase.FORWARD:
-        return bool(np.any((tape.op[rows] == tape.op[-1]) & (tape.module[rows] == tape.module[-1])))
-    places = np.stack((tape.op[rows], tape.module[rows]))
-    _, place, count = np.unique(places, axis=1, return_inverse=True, return_counts=True)
-    sizes = tape.size[rows]
-    return bool(2 * sizes[count[place.reshape(-1)] > 1].sum() > sizes.sum())
-
-
-_EACH_LOSS = Suggestion(
-    "Call backward on each loss instead of once on their sum: gradients add up from zero_grad on, and each graph is "
-    "freed before the next forward pass.",
-    "loss.backward()  # for each loss, as soon as it is computed",
-    0,
-    False,
-)
 _RESULTS = Suggestion(
     "Take a smaller batch, keep results on the CPU, or run the model in 16 bits.",
     "results.append(output.cpu())",
@@ -182,7 +177,7 @@ def _larger_than_before(tape: Tape) -> Suggestion | None:
 def _waiting_inputs(tape: Tape, rows: Rows, sizes: Rows) -> Suggestion | None:
     """Return the suggestion for data that mostly waits on the GPU to be used: several tensors of one line."""
     outside = (tape.module[rows] < 0) & (tape.phase[rows] == Phase.OTHER)
-    copied = np.array([*(op in OF_DATA for op in tape.ops), False])[tape.op[rows]]
+    copied = np.array([*(op in _OF_DATA for op in tape.ops), False])[tape.op[rows]]
     chosen, bytes_chosen = rows[outside & copied], sizes[outside & copied]
     if not len(chosen):
         return None
@@ -193,7 +188,7 @@ def _waiting_inputs(tape: Tape, rows: Rows, sizes: Rows) -> Suggestion | None:
     if waiting.sum() < _WAITING * sizes.sum() or lines[largest] < 0:
         return None
     line = place(user_line(tape.stacks[lines[largest]])).text
-    if len(waiting) >= ALIKE:
+    if len(waiting) >= _ALIKE:
         text = f"Keep the data on the CPU, and move each batch when it is used: {len(waiting)} tensors of {line} wait."
         return Suggestion(text, "for batch in batches: batch = batch.cuda()", int(waiting.sum() - waiting.max()), False)
     row_of_data = int(chosen[of_line == largest][np.argmax(waiting)])
@@ -273,7 +268,7 @@ def _foreach(tape: Tape, rows: Rows) -> Suggestion | None:
 
 def _dominating(tape: Tape, rows: Rows, sizes: Rows) -> Suggestion | None:
     """Return the suggestion for a layer whose weights, gradients and states are most of the memory."""
-    of_model = np.isin(tape.category[rows], OF_LAYER)
+    of_model = np.isin(tape.category[rows], _OF_LAYER)
     # A state that the failed step has begun to make has not outlived it.
     of_model |= (tape.phase[rows] == Phase.OPTIMIZER) & (tape.category[rows] == Category.TEMPORARY)
     modules = tape.module[rows][of_model]

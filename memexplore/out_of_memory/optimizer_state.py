@@ -1,4 +1,4 @@
-"""Compute how many bytes of optimizer state a failed update has still to allocate."""
+"""Say whether optimizers keep state, and how many bytes of it a failed update has still to allocate."""
 
 from __future__ import annotations
 
@@ -6,8 +6,25 @@ from typing import Any
 
 import torch
 
+from memexplore.out_of_memory.evidence_types import State
+
 _AVERAGES = dict.fromkeys((torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam), 2)
 """State tensors with the shape of a weight, of optimizers that make them for one weight after the other."""
+
+
+def state_of(optimizers: list[torch.optim.Optimizer]) -> State:
+    """Return whether optimizers keep tensors from step to step, or will after their first step.
+
+    >>> weight = torch.nn.Parameter(torch.zeros(4))
+    >>> [state_of(each).value for each in ([], [torch.optim.SGD([weight])], [torch.optim.Adam([weight])])]
+    ['none', 'none', 'kept']
+    """
+    return State.KEPT if any(_keeps_state(optimizer) for optimizer in optimizers) else State.NONE
+
+
+def _keeps_state(optimizer: torch.optim.Optimizer) -> bool:
+    momentum = any(group.get("momentum") for group in optimizer.param_groups)
+    return momentum or not isinstance(optimizer, torch.optim.SGD)
 
 
 def state_to_come(optimizer: torch.optim.Optimizer) -> int:

@@ -167,19 +167,17 @@ _REASONS = {
     WhyHeld.SUMMED_GRAPHS: "{size} are the graphs of several calls, which `{holder}` keeps",
     WhyHeld.LONG_GRAPH: "{size} of earlier steps are in the graph of this one",
     WhyHeld.EARLIER_GRAPH: "{size} are the graph of an earlier forward pass, which `{holder}` keeps",
-    WhyHeld.JOINT_LOSS: "{size} are the graph of `{holder}`, which waits for one backward pass over several losses",
-    WhyHeld.RETAINED_GRAPH: "{size} are a graph that retain_graph keeps after its backward pass, through `{holder}`",
     WhyHeld.STALE_GRADIENTS: "{size} are gradients of the step before, which the forward pass does not need",
     WhyHeld.CAST_WEIGHTS: "{size} are copies of weights in autocast's cache",
-    WhyHeld.NO_BACKWARD: "{size} are activations for a backward pass, and the model only evaluates",
+    WhyHeld.NO_BACKWARD: "{size} are activations for a backward pass, and the model is in evaluation mode",
     WhyHeld.NO_UPDATE: "{size} are kept for gradients of `{holder}`, which no optimizer updates",
-    WhyHeld.OLD_VALUE: "{size} are in `{holder}`, which no later line reads",
+    WhyHeld.OLD_VALUE: "{size} are in `{holder}` from an earlier call, and this one does not use them",
     WhyHeld.OUTPUT: "{size} are in the notebook's output `{holder}`",
     WhyHeld.LAST_ERROR: "{size} are held by the frames of an earlier error (`{holder}`)",
     WhyHeld.CYCLE: "{size} are in objects that only refer to each other ({holder})",
     WhyHeld.OWN_GRADIENT: "{size} are in `{holder}` with a graph, and in that graph, which refer to each other",
-    WhyHeld.LIBRARY: "{size} are in the global variable `{holder}`, which the running code does not name",
-    WhyHeld.OTHER_CELL: "{size} are in `{holder}` of another cell",
+    WhyHeld.LIBRARY: "{size} are in the global variable `{holder}`, which the failing call does not use",
+    WhyHeld.BEFORE: "{size} are in `{holder}` from before, and the failing call does not use them",
 }
 
 

@@ -6,18 +6,17 @@ import numpy as np
 
 from memexplore.analysis.budget import is_limited_by_settings, limit_setter
 from memexplore.analysis.curves import block_bytes
-from memexplore.out_of_memory import concatenated
 from memexplore.out_of_memory.cause import Cause, Finding
 from memexplore.out_of_memory.continuation import continuation
-from memexplore.out_of_memory.counterfactual import alive, bytes_of
+from memexplore.out_of_memory.counterfactual import alive, bytes_of, fits_without
 from memexplore.out_of_memory.cures import CURES, GRADIENT, cure_of
 from memexplore.out_of_memory.evidence_types import Evidence
 from memexplore.out_of_memory.held import LAST_ERROR
 from memexplore.out_of_memory.held_types import HeldGroup, WhyHeld
-from memexplore.out_of_memory.needs import of_need
+from memexplore.out_of_memory.needs import ever_longer, of_need
 from memexplore.out_of_memory.processes import MOST_PROCESSES, named_processes
 from memexplore.out_of_memory.suggestion import Suggestion
-from memexplore.tape import Category, Tape
+from memexplore.tape import Tape
 from memexplore.text.units import size_text
 
 _LITTLE = 0.01
@@ -40,12 +39,17 @@ def suggestions(tape: Tape, finding: Finding, evidence: Evidence | None) -> tupl
         )
         for group in groups
     ]
-    if finding.cause is Cause.LEAK and (longer := concatenated.again(tape)) is not None:
+    if finding.cause is Cause.LEAK and (longer := ever_longer(tape)) is not None:
         result.insert(0, longer)
     if finding.cause is Cause.TOO_MUCH:
         result = [*_of_evaluation(tape, finding, evidence), *of_need(tape, evidence), *result]
         if finding.fits_expandable:
             result.append(_expandable(tape))
+    result += [
+        _of_group(tape, group)._replace(fits=group.size >= finding.missing and fits_without(tape, group.rows))
+        for group in finding.not_reached
+        if group.size >= least
+    ]
     if finding.fits_without_limit and finding.cause is not Cause.LEAK:
         result.insert(0 if finding.cause is Cause.TOO_MUCH else len(result), _higher_limit(tape))
     kept: dict[str, Suggestion] = {}
@@ -104,7 +108,7 @@ def _of_library(group: HeldGroup, evidence: Evidence | None) -> Suggestion | Non
     """Return what the library of an object offers that keeps the group; None where no row of `cures` is for it."""
     names = group.holder.split(", ")
     holders = (*evidence.holders, *evidence.in_use) if evidence is not None else ()
-    found = (cure_of(holder.classes) for holder in holders if holder.name in names)
+    found = (cure_of(holder.classes) for holder in holders if {*holder.name.split(", ")} <= {*names})
     cure = next(filter(None, found), None)
     if cure is None:
         return None
@@ -122,9 +126,9 @@ def _of_group(tape: Tape, group: HeldGroup) -> Suggestion:
     text, code = {
         WhyHeld.GROWS: _of_growing(group),
         WhyHeld.SUMMED_GRAPHS: (
-            "Call backward on each loss instead of once on all of them: gradients add up, and each graph is freed. "
-            f"Keep numbers (`.item()`) in `{names}`.",
-            "loss.backward()  # in the loop, instead of one backward pass at its end",
+            f"Call backward on each loss, and keep numbers (`.item()`) in `{names}`: gradients add up from zero_grad "
+            "on, and each graph is freed.",
+            "loss.backward()  # in the loop; what is kept: loss.item()",
         ),
         WhyHeld.LONG_GRAPH: (
             "Detach what a step takes over from the step before, such as a hidden state: its graph reaches back over "
@@ -132,17 +136,9 @@ def _of_group(tape: Tape, group: HeldGroup) -> Suggestion:
             "hidden = hidden.detach()",
         ),
         WhyHeld.EARLIER_GRAPH: (
-            f"Let go of the graph of `{names}` before the next forward pass: call backward on it first, or delete it.",
+            f"Let go of the graph of `{names}` before the next forward pass: call backward on it first, without "
+            "retain_graph=True, or delete it.",
             f"{loss}.backward()  # or: del {group.holder}",
-        ),
-        WhyHeld.JOINT_LOSS: (
-            f"Call backward on `{names}`, times its weight, as soon as it is computed, and add only its value to the "
-            "sum: gradients add up from zero_grad on, and its graph is freed before the next forward pass.",
-            f"{loss}.backward(); {loss} = {loss}.detach()",
-        ),
-        WhyHeld.RETAINED_GRAPH: (
-            f"Call backward without retain_graph=True, or delete `{names}` before the next forward pass.",
-            f"{loss}.backward()",
         ),
         WhyHeld.STALE_GRADIENTS: (
             "Set the gradients to None before the forward pass, not after it.",
@@ -153,11 +149,16 @@ def _of_group(tape: Tape, group: HeldGroup) -> Suggestion:
             'with torch.autocast("cuda", cache_enabled=False):\n    output = model(batch)',
         ),
         WhyHeld.NO_BACKWARD: (
-            "Evaluate without a graph: no backward pass follows.",
+            "Evaluate without a graph, if no backward pass follows.",
             "with torch.no_grad():\n    output = model(batch)",
         ),
         WhyHeld.NO_UPDATE: _of_idle(group, names),
-        WhyHeld.OLD_VALUE: (f"Delete `{names}` before this line: no later line reads it.", f"del {group.holder}"),
+        WhyHeld.OLD_VALUE: (
+            f"Delete `{names}` before the next call, if nothing else reads it: it has the result of an earlier one.",
+            f"del {group.holder}",
+        ),
+        WhyHeld.BEFORE: _of_unused(group, names),
+        WhyHeld.NOT_REACHED: _of_unused(group, names),
         WhyHeld.OUTPUT: (
             f"Drop the notebook's output `{names}`, and end such a cell with a semicolon or assign its value.",
             "%memoom free --out",
@@ -170,10 +171,9 @@ def _of_group(tape: Tape, group: HeldGroup) -> Suggestion:
         ),
         WhyHeld.OWN_GRADIENT: CURES[GRADIENT][:2],
         WhyHeld.LIBRARY: (
-            f"Clear `{names}` {_when_filled(tape, group)}: the running code does not name it.",
+            f"Clear `{names}` {_when_filled(tape, group)}: the failing call does not use it.",
             "" if ", " in group.holder else f"{group.holder}.clear()",
         ),
-        WhyHeld.OTHER_CELL: _of_other_cell(tape, group, names),
     }[group.what]
     return Suggestion(text, code, group.size, False)
 
@@ -183,15 +183,8 @@ def _when_filled(tape: Tape, group: HeldGroup) -> str:
     return "between the layers that fill it, within the step" if is_of_step else "when a round ends"
 
 
-def _of_other_cell(tape: Tape, group: HeldGroup, names: str) -> tuple[str, str]:
-    holder = group.holder
-    optimizer = holder.removesuffix(".state")
-    if optimizer != holder and (tape.category[list(group.rows)] == Category.OPTIMIZER_STATE).all():
-        return (
-            f"This cell does not use `{holder}`: save and empty it, and load it before training goes on.",
-            f'torch.save({optimizer}.state_dict(), "{optimizer}.pt"); {holder}.clear()',
-        )
-    return f"Delete `{names}` if it is not used any more: this cell does not use it.", f"del {holder}"
+def _of_unused(group: HeldGroup, names: str) -> tuple[str, str]:
+    return f"Delete `{names}` if nothing reads it any more.", f"del {group.holder}"
 
 
 def _of_idle(group: HeldGroup, names: str) -> tuple[str, str]:
@@ -222,6 +215,6 @@ def _of_growing(group: HeldGroup) -> tuple[str, str]:
         )
     keep = "keep" if ", " in name else "keeps"
     return (
-        f"`{name}` {keep} tensors of every step: keep numbers (`.item()`), or copies without a graph on the CPU.",
-        "value.item()  # or: value.detach().cpu()",
+        f"`{name}` {keep} tensors of every step: keep copies without a graph on the CPU, or the numbers that you need.",
+        "value.detach().cpu()",
     )

@@ -19,31 +19,32 @@ def on_gpu(shell: Shell, found: list[PostMortem]) -> Shell:
     return shell
 
 
-@pytest.mark.parametrize(
-    "later", ["print(first, second)", "for each in (first,): print(each)", "def use(): return first\nuse()"]
-)
-def test_what_a_later_statement_reads_is_not_held_by_mistake(
+@pytest.mark.parametrize("later", ["", "print(first, second)", "def use(): return first\nuse()"])
+def test_a_variable_that_may_be_read_again_is_named_and_is_no_cause(
     on_gpu: Shell, found: list[PostMortem], later: str
 ) -> None:
     on_gpu.run(f"first = empty(100)\nsecond = empty(200)\n{later}")
     assert found[0].cause is Cause.TOO_MUCH, found[0].text
     assert found[0].held == ()
+    assert [(holder.name, holder.size) for holder in found[0].holders] == [("first", 100 << 20)]
+    assert found[0].suggestions[-1].text == "Delete `first` if nothing reads it any more."
 
 
-@pytest.mark.parametrize("later", ["", "first = 1\nprint(first)"])
-def test_what_no_later_statement_reads_is_an_old_value(on_gpu: Shell, found: list[PostMortem], later: str) -> None:
-    on_gpu.run(f"first = empty(100); second = empty(200)\n{later}")
-    assert found[0].cause is Cause.HELD, found[0].text
-    assert [(each.what, each.holder) for each in found[0].held] == [(WhyHeld.OLD_VALUE, "first")]
-    assert found[0].suggestions[0].code == "del first"
-
-
-def test_what_the_failing_statement_has_read_is_in_use(on_gpu: Shell, found: list[PostMortem]) -> None:
-    on_gpu.run("def pair(first, second): return first, second")
+def test_data_of_an_earlier_cell_is_named_and_is_no_cause(on_gpu: Shell, found: list[PostMortem]) -> None:
     on_gpu.run("first = empty(100)")
-    on_gpu.run("both = pair(first, empty(200))")
+    on_gpu.run("second = empty(200)")
     assert found[0].cause is Cause.TOO_MUCH, found[0].text
-    assert found[0].held == ()
+    assert found[0].suggestions[-1].code == "del first"
+    assert found[0].suggestions[-1].fits
+
+
+def test_the_graph_of_an_earlier_cell_is_held(on_gpu: Shell, found: list[PostMortem]) -> None:
+    on_gpu.run("model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(3)]).cuda()")
+    on_gpu.run("features = model(torch.zeros(8192, 1024, device='cuda'))")
+    on_gpu.run("model(torch.zeros(8192, 1024, device='cuda'))")
+    assert found[0].cause is Cause.HELD, found[0].text
+    assert [(each.what, each.holder) for each in found[0].held] == [(WhyHeld.BEFORE, "features")]
+    assert found[0].suggestions[0].code == "del features"
 
 
 def test_a_list_that_a_hook_of_an_earlier_cell_fills_is_a_leak(on_gpu: Shell, found: list[PostMortem]) -> None:
@@ -65,7 +66,7 @@ def test_a_model_that_is_made_again_after_an_error_is_to_be_deleted(on_gpu: Shel
     on_gpu.run(f"{step}\nempty(100)")
     on_gpu.run(make)
     assert found[1].cause is Cause.HELD, found[1].text
-    assert found[1].held[0].what is WhyHeld.OLD_VALUE
+    assert found[1].held[0].what is WhyHeld.BEFORE
     suggestion = found[1].suggestions[0]
     assert suggestion.fits
     assert "\n     %memoom free\n     del " in found[1].text

@@ -10,7 +10,8 @@ import torch
 from memexplore.out_of_memory.cause import Cause
 from memexplore.out_of_memory.evidence_types import State
 from memexplore.out_of_memory.held_types import WhyHeld
-from memexplore.out_of_memory.updates import optimizers_in, state_of
+from memexplore.out_of_memory.optimizer_state import state_of
+from memexplore.out_of_memory.untrained import optimizers_in
 from tests.out_of_memory.cells import post_mortem, run
 
 MIB = 1 << 20
