@@ -178,18 +178,22 @@ class OutOfMemoryWatch:
         step, names, models = self.step, self._shell.user_ns, [] if self.seen is None else self.seen.outermost
         if not isinstance(step, str) and len(models) < 2:
             return
-        # The first line of a profiled cell is its magic.
-        source = self._source.lstrip()
-        source = source.partition("\n")[2] if source.startswith("%%") else source
         several = ", ".join(sorted(name for name, value in names.items() if any(value is model for model in models)))
         reason = step if isinstance(step, str) else f"The cell calls several models: {several}."
-        cell = failed_cell(self._shell.transform_cell(source), names, models, reason)
+        cell = failed_cell(self.running_code(), names, models, reason)
         if not isinstance(cell, str):
             self.step = cell if isinstance(step, str) else cell._replace(otherwise=step)
         elif isinstance(step, str):
             self.step = f"{step} {cell}"
         else:
             self.step = step._replace(assumed=(*step.assumed, cell))
+
+    def running_code(self) -> str:
+        """Return the running cell as Python code; empty where it is not known."""
+        # The first line of a profiled cell is its magic.
+        source = self._source.lstrip()
+        code: str = self._shell.transform_cell(source.partition("\n")[2] if source.startswith("%%") else source)
+        return code
 
     def _step_models(self) -> list[torch.nn.Module | None]:
         """Return the models of the step or cell that failed last, None for each that is gone."""

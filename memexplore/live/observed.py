@@ -5,16 +5,12 @@ Each tensor is described by its shape, dtype and device; a small one on the CPU,
 
 from __future__ import annotations
 
-import time
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
-from memexplore.live.store import Call
-from memexplore.run.knobs.applying.forward import device_of
 from memexplore.virtual_gpu.tensors.tensor import is_virtual
 
 _T = TypeVar("_T")
@@ -63,61 +59,6 @@ class ObservedCall(NamedTuple):
     model(x, y)`` does."""
 
 
-class Observer:
-    """Keeps the last call of a model whose inputs had new shapes, at most one in `_SECONDS`."""
-
-    def __init__(self) -> None:
-        self.call: ObservedCall | None = None
-        self.step = 0
-        """The last step with such a call."""
-        self.is_last = False
-        """Whether the last call of the model was like `call`."""
-        self._seen: tuple[Call, float] | None = None
-        self._output: list[Callable[[], Any]] = []
-        """References to the leaves of the last output."""
-        self._next = 0.0
-
-    def see(
-        self,
-        model: torch.nn.Module,
-        call: Call,
-        step: int,
-        share: float,
-        arguments: tuple[str, Any, Any],
-        is_cast: bool = False,
-    ) -> bool:
-        """Keep a call of a model: shapes, step and share, and method, `args` and `kwargs`; return whether it is new.
-
-        `is_cast` tells that the setting in effect decides about autocast: what is around the call is not the loop's.
-        """
-        if self._seen == (call, share):
-            self.step, self.is_last = step, True
-            return False
-        self.is_last = time.monotonic() >= self._next
-        if not self.is_last:
-            return False
-        device, (method, args, kwargs) = device_of(model).type, arguments
-        cast = (device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
-        if is_cast:
-            cast = None if self.call is None else self.call.autocast
-        named = None if kwargs is None else template(kwargs)
-        self.call = ObservedCall(template(args), named, method, cast, share)
-        self._seen, self.step = (call, share), step
-        self._next = time.monotonic() + _SECONDS
-        return True
-
-    def returned(self, output: _T) -> _T:
-        """Return the output of a call, which is noted."""
-        self._output = [_reference(leaf) for leaf in leaves(output)]
-        return output
-
-    def before_update(self) -> None:
-        """Note what the loop still holds of the output; the graph, which may hold it too, is gone after backward."""
-        held, self._output = tuple(leaf() is not None for leaf in self._output), []
-        if self.call is not None and held and self.call.held != held:
-            self.call = self.call._replace(held=held)
-
-
 def leaves(value: Any, depth: int = _DEPTH) -> Iterator[Any]:
     """Return what tuples, lists and dicts inside of each other, down to a depth, have in them, in order.
 
@@ -129,13 +70,6 @@ def leaves(value: Any, depth: int = _DEPTH) -> Iterator[Any]:
             yield from leaves(part, depth - 1)
     else:
         yield value
-
-
-def _reference(leaf: Any) -> Callable[[], Any]:
-    try:
-        return weakref.ref(leaf)
-    except TypeError:  # such as a number
-        return lambda: None
 
 
 def template(value: Any, depth: int = _DEPTH) -> Any:

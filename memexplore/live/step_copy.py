@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -16,16 +15,13 @@ import torch
 from torch import nn
 
 from memexplore.live.code_step import CodeLoss, CodeStep
-from memexplore.live.gradient_buckets import Buckets, BucketTensors
-from memexplore.live.noted_calls import WATCHED_CALL
+from memexplore.live.model_pickler import ModelPickler
 from memexplore.live.observed import ObservedCall, TensorLike, leaves
 from memexplore.live.parts import parts_of, samples_of
 from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.knobs.precision import Precision
 from memexplore.run.programs import batches
-from memexplore.run.programs.packing import StepPickler
 from memexplore.run.programs.step import Step
-from memexplore.virtual_gpu.device import active
 from memexplore.virtual_gpu.tensors.tensor import fake_cpu_tensor
 
 _MOST_MICRO_BATCHES = 2
@@ -40,28 +36,6 @@ LOSS_ASSUMED = (
 )
 LINES_FAILED = "The lines of the loop that compute the loss cannot be run ({}): the model's output is taken instead."
 NO_KEYWORDS = "The model's keyword arguments are not known: name the model in mx.watch(model)."
-
-
-class ModelPickler(StepPickler):
-    """Pickles models as they were before they were watched, without Lightning's trainer and without GPU memory."""
-
-    def _by_shape(self, tensor: torch.Tensor) -> bool:
-        # Also tensors that are no parameters and no buffers: the process of a search has no GPU.
-        is_plain = tensor.layout is torch.strided and not tensor.is_quantized
-        return super()._by_shape(tensor) or (is_plain and tensor.device.type not in ("cpu", "meta"))
-
-    def reducer_override(self, obj: Any) -> Any:
-        """Return how an object is rebuilt, NotImplemented for the way of cloudpickle."""
-        if isinstance(obj, types.FunctionType) and WATCHED_CALL in vars(obj):
-            return _same, (vars(obj)[WATCHED_CALL],)
-        kind = type(obj)
-        if kind.__name__ == "Trainer" and kind.__module__.split(".")[0] in ("lightning", "pytorch_lightning"):
-            return types.NoneType, ()
-        return super().reducer_override(obj)
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _no_loss(model: Any, batch: Any) -> Any:
@@ -100,7 +74,6 @@ def step_of(
     call: ObservedCall,
     micro_batches: int,
     knobs: Knobs,
-    buckets: Buckets | None = None,
     code: CodeLoss | None = None,
 ) -> Copied:
     """Return the step of an unpacked model with the inputs of a call, in `micro_batches` as the loop itself makes them.
@@ -108,7 +81,6 @@ def step_of(
     `code` calls the model and computes the loss; without it the loss is what the model returns.
     The accumulation of the knobs splits the batch, which is on the device, as `InLoop.micro_batches` does.
     The autocast around the call is the loop's own, which counts where the knobs leave the precision as written.
-    `buckets` are the gradient buckets of DistributedDataParallel, which is not part of the model.
     """
     inputs = {"args": call.args, "kwargs": call.kwargs or {}, "values": {} if code is None else code.values}
     on_device = {tensor.device for tensor in _tensors(inputs)} - {"cpu"}
@@ -129,7 +101,7 @@ def step_of(
     cast = call.autocast if knobs.precision is Precision.AS_WRITTEN else None
     count = min(micro_batches, _MOST_MICRO_BATCHES)
     run = _Call(call.method, cast, call.held) if code is None else CodeStep(code, cast)
-    replay = Replay(placed, run, count, knobs.accumulation or 1, buckets)
+    replay = Replay(placed, run, count, knobs.accumulation or 1)
     step = dataclasses.replace(packed, batch=tensors, compute_loss=replay, samples=samples or None)
     return Copied(step, (NO_KEYWORDS,) if call.kwargs is None else ())
 
@@ -214,14 +186,9 @@ class _Call:
 class Replay:
     """A `compute_loss` that calls the model as the loop did."""
 
-    def __init__(
-        self, placed: dict[str, Any], run: _Call | CodeStep, count: int, split: int, buckets: Buckets | None
-    ) -> None:
+    def __init__(self, placed: dict[str, Any], run: _Call | CodeStep, count: int, split: int) -> None:
         self._placed, self._run = placed, run
         self._count, self._split = count, split
-        self._buckets = buckets
-        self._held: tuple[Any, BucketTensors] | None = None
-        """The virtual GPU of the last call, and the buckets there."""
 
     @property
     def assumes_loss(self) -> bool:
@@ -230,11 +197,6 @@ class Replay:
 
     def __call__(self, model: nn.Module, batch: list[torch.Tensor]) -> Any:
         """Return the loss of a batch, or of each of its parts."""
-        if self._buckets is not None:
-            gpu = active()
-            if self._held is None or self._held[0] is not gpu:
-                self._held = gpu, BucketTensors(model, self._buckets)
-            self._held[1].place_gradients()
         if self._split > 1 and samples_of(batch) > 1:
             return (self._loss(model, part) * share for part, share in parts_of(batch, self._split))
         if self._count == 1:

@@ -150,8 +150,8 @@ def test_an_iterator_that_the_cell_has_advanced_is_named(on_gpu: Shell) -> None:
         on_gpu, "count += 1\nfor size in sizes:\n    torch.empty(size << 20, dtype=torch.uint8, device='cuda')"
     )
     assert step.assumed[2:] == (
-        "count has the value that the failed cell has given it.",
-        "sizes is where the failed cell has left it: the copy goes on from there.",
+        "count has the value that the cell has given it.",
+        "sizes is where the cell has left it: the copy goes on from there.",
     )
 
 
