@@ -39,14 +39,14 @@ _NEEDS_STEP = (
 
 
 class Measured(NamedTuple):
-    """What was measured in the steps of a setting; sizes in bytes, the largest ones."""
+    """What was measured in the steps of a setting; sizes in bytes."""
 
-    inputs: int
-    """Of the model's inputs in a step."""
     state: int
-    """Of the optimizers' states when a step began."""
+    """Of the optimizers' states when a step began, the largest."""
+    inputs: int
+    """Of the model's inputs, the largest in a step with this state."""
     peak: int
-    """Allocated; 0 where nothing has measured it."""
+    """The highest peak allocated; 0 where nothing has measured it."""
 
 
 class Control:
@@ -99,10 +99,10 @@ class Control:
     def ended_step(self, row: StepRow, shapes: Shapes, state: int) -> None:
         """Note the row of a step, the shapes of its largest inputs, and the bytes of optimizer state after it."""
         knobs = self.setting.knobs
-        now = Measured(byte_size(shapes) * (knobs.accumulation or 1), self._state, row.peak_allocated or 0)
+        now = Measured(self._state, byte_size(shapes) * (knobs.accumulation or 1), row.peak_allocated or 0)
         before = self._measured.get(knobs, now)
-        self._measured[knobs] = Measured(*map(max, before, now))
-        self._inputs, self._state = now.inputs, state
+        self._measured[knobs] = Measured(*max(before[:2], now[:2]), max(before.peak, now.peak))
+        self._state, self._inputs = state, now.inputs
 
     def models(self) -> list[nn.Module]:
         """Return the watched models; of a run without named models, the models called so far."""
@@ -182,14 +182,19 @@ class Control:
         known = self._measured.get(knobs)
         return None if known is None or not known.peak else known.peak
 
-    def judged(self, knobs: Knobs, peak: int | None, refusal: str) -> None:
-        """Note what the prediction of a setting says: its peak, and why it is refused, "" if it fits."""
+    def judged(self, knobs: Knobs, peak: int | None, refusal: str, asked: Change | None = None) -> None:
+        """Note what the prediction of a setting says: its peak, and why it is refused, "" if it fits.
+
+        `asked` is the only request that this counts for, None for any of the setting.
+        """
         with self._lock:
             for change in self.changes:
                 if change.knobs == knobs and change.predicted_peak is None:
                     change.predicted_peak = peak
             request = self._request
             if request is None or request.knobs != knobs or request.state is not ChangeState.PREDICTING:
+                return
+            if asked is not None and request is not asked:
                 return
             if refusal:
                 request.end(ChangeState.REFUSED, refusal)

@@ -6,6 +6,7 @@ at a border of steps, before the first setting is switched on.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from memexplore.live.control import Control
 from memexplore.live.counters import Counters
 from memexplore.live.model_pickler import ModelPickler
 from memexplore.live.prediction import ENDED, Prediction, Predictor, Request, settle
+from memexplore.live.setting import inner
 from memexplore.run.knobs.knobs import KNOBS, Knobs
 from memexplore.run.machine import CPU, Machine, machine_of
 from memexplore.run.programs.step import Step
@@ -47,7 +49,8 @@ def packed_step(step: Step | None) -> Packed:
     """Return the step of a run, as it is before a setting is switched on. Raises CannotPredictError without one."""
     if step is None:
         raise CannotPredictError(NO_STEP)
-    return Packed(step.packed(ModelPickler))
+    model = inner(step.model) if isinstance(step.model, torch.nn.Module) else step.model
+    return Packed(dataclasses.replace(step, model=model).packed(ModelPickler))
 
 
 class Forecasts:
@@ -66,10 +69,13 @@ class Forecasts:
         self._known: dict[Knobs, Prediction] = {}
         control.closing = self._predictor.close
 
-    def request(self, knobs: Knobs) -> Future[Prediction]:
-        """Request the prediction of a setting; a newer request may replace one that has not begun."""
+    def request(self, knobs: Knobs, change: Change | None = None) -> Future[Prediction]:
+        """Request the prediction of a setting; a newer request may replace one that has not begun.
+
+        A failure of the prediction refuses `change`.
+        """
         future: Future[Prediction] = Future()
-        future.add_done_callback(functools.partial(self._keep, knobs))
+        future.add_done_callback(functools.partial(self._keep, knobs, change))
         if self._thread() in (None, threading.get_ident()):
             self._begin(knobs, future)
         else:
@@ -82,13 +88,15 @@ class Forecasts:
         if known is not None:
             self._judge(change.knobs, known)
         else:
-            self.request(change.knobs)
+            self.request(change.knobs, change)
 
-    def _keep(self, knobs: Knobs, future: Future[Prediction]) -> None:
+    def _keep(self, knobs: Knobs, change: Change | None, future: Future[Prediction]) -> None:
         prediction = future.result()
         if not prediction.failed:
             self._known[knobs] = prediction
-        self._judge(knobs, prediction)
+            self._judge(knobs, prediction)
+        elif change is not None:
+            self._control.judged(knobs, None, prediction.failed, change)
 
     def _judge(self, knobs: Knobs, prediction: Prediction) -> None:
         measured = self._control.peak(prediction.unchanged)

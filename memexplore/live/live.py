@@ -214,11 +214,13 @@ class Live(InLoop):
     def predict(self, knobs: Knobs, timeout: float | None = None) -> Prediction:
         """Return what the virtual GPU predicts for a setting, also for locked knobs.
 
-        It runs the step that `watch` was given, in a notebook else the cell. `failed` says why that cannot be done.
+        It runs the step that `watch` was given, in a notebook else the cell. `failed` says why that cannot be done. The
+        time of waiting is no part of the step that runs.
 
         Raises TimeoutError after `timeout` seconds.
         """
-        return self.prediction(knobs).result(timeout)
+        with self._session.watcher.outside_of_step():
+            return self.prediction(knobs).result(timeout)
 
     # -- pause and record
 

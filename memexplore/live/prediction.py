@@ -78,8 +78,6 @@ class Prediction(NamedTuple):
         >>> Prediction(Knobs(), capacity=1024, needed=1000, unchanged_peak=500, measured_peak=600).refusal()
         'It needs 1.17 KiB and the GPU has 1.00 KiB: 176 B are missing.'
         """
-        if self.failed:
-            return self.failed
         if self.capacity is None or self.needed is None:
             return ""
         share = (self.measured_peak or 0) / self.unchanged_peak if self.unchanged_peak else 1.0

@@ -6,11 +6,12 @@ together. Micro-batches of an accumulated step belong to it. A step that a gradi
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from threading import get_ident
 from typing import Any
 
@@ -271,6 +272,16 @@ class Watcher:
         return False
 
     # -- steps
+
+    @contextlib.contextmanager
+    def outside_of_step(self) -> Iterator[None]:
+        """Leave the time of the block out of the step that runs, if the thread that trains is in it."""
+        began = _clock()
+        try:
+            yield
+        finally:
+            if self.thread == get_ident():
+                self.step.began += _clock() - began
 
     def pause(self) -> None:
         """Drop the step that has just begun: `count` counts it when it ends."""

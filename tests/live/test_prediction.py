@@ -252,8 +252,9 @@ def on_two_gpus() -> Iterator[None]:
 
 def test_what_ddp_adds_to_the_measured_peak_counts_for_a_setting(on_two_gpus: None):
     loop = Trained("cuda")
-    step = loop.written()
     model = nn.parallel.DistributedDataParallel(loop.model, device_ids=[0])
+    loss = loop.written().loss
+    step = mx.Step(model, torch.zeros(loop.batch().shape, device="cpu"), loss=loss, optimizer=loop.optimizer)
     with mx.watch(model, loop.optimizer, step=step) as live:
         for _ in range(3):
             model(loop.batch()).square().mean().backward()
@@ -265,3 +266,14 @@ def test_what_ddp_adds_to_the_measured_peak_counts_for_a_setting(on_two_gpus: No
     capacity = found.needed + 1
     assert found.refusal() == ""
     assert "are missing" in found._replace(capacity=capacity).refusal()
+
+
+def test_waiting_for_a_prediction_is_no_part_of_a_step():
+    loop = Trained()
+    with mx.watch(loop.model, loop.optimizer, step=loop.written()) as live:
+        loop.step()
+        began = time.perf_counter()
+        live.predict(CHECKPOINT, SECONDS)
+        waited = time.perf_counter() - began
+        loop.step()
+    assert live.steps()["seconds"].iloc[1] < waited

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -124,3 +126,39 @@ def test_a_step_with_a_smaller_batch_than_the_loop_does_not_let_too_much_through
             loop.step()
             live.knobs = KEPT
             assert judged(live, loop.step) == "refused"
+
+
+def test_of_several_requests_before_a_border_the_last_one_is_predicted_and_taken():
+    with tight_gpu():
+        loop = Tight()
+        with mx.watch(loop.model, loop.optimizer, step=loop.written()) as live:
+            loop.step()
+            loop.step()
+
+            def turn() -> None:
+                for knobs in (OFFLOAD, KEPT, OFFLOAD):
+                    live.knobs = knobs
+
+            thread = threading.Thread(target=turn)
+            thread.start()
+            thread.join()
+            assert judged(live, loop.step) == "applied"
+    assert states(live) == ["undone", "undone", "applied"]
+
+
+def test_a_setting_that_was_measured_with_large_inputs_and_little_state_may_need_more_now():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(batch: int) -> None:
+        model(torch.ones(batch, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with mx.watch(model, optimizer) as live:
+        step(4)  # without state
+        live.knobs = IN_PLACE
+        step(2)
+        step(4)
+        with pytest.raises(ValueError, match=NEEDS_STEP):
+            live.knobs = Knobs()
