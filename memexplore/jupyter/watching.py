@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Form = Literal["page", "line"]
 """Form in which a notebook shows a watched run: its page, or one line beside other outputs."""
+_MOST_STEPS = 6
+"""Steps of all optimizers that a prediction runs a cell for: optimizer state exists from the second step on."""
 
 
 def watch(
@@ -94,7 +96,7 @@ def _packed_cell(shell: InteractiveShell) -> Packed:
     from memexplore.run.programs.packing import UnsendableCellError
 
     try:
-        cell = begun_cell(of_shell(shell).running_code(), shell.user_ns)
+        cell = begun_cell(of_shell(shell).running_code(), shell.user_ns, _MOST_STEPS)
     except (CannotRunAgainError, UnsendableCellError) as error:
         raise CannotPredictError(f"{NO_STEP} The cell cannot be run again instead: {error}.") from None
     if cell.changed:

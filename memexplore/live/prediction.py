@@ -25,7 +25,6 @@ from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.knobs.optimizer import Optimizer
 from memexplore.run.knobs.update import Update
 from memexplore.run.machine import Kind, Machine
-from memexplore.run.programs.limit import Limit
 from memexplore.run.programs.outcome import Outcome, slow_down
 from memexplore.run.programs.packing import unpacked
 from memexplore.run.programs.step import Step
@@ -228,8 +227,6 @@ def predicted(program: Program, request: Request) -> Prediction:
 
 _outcomes: dict[tuple[Program, Knobs, Machine, ProcessSettings], Outcome] = {}
 _MOST_OUTCOMES = 64
-_MOST_STEPS = 6
-"""Steps of all optimizers that a run of a cell goes on."""
 
 
 def _outcome(program: Program, request: Request, knobs: Knobs) -> Outcome:
@@ -248,10 +245,7 @@ def _run(program: Program, knobs: Knobs, machine: Machine) -> Outcome:
     if on_cpu and _updates_by_default(program, knobs):
         # On a CPU that is one weight after the other.
         knobs = knobs.replace(update=Update.PER_TENSOR)
-    # Optimizer state exists from the second step on.
-    limit = Limit(lambda steps, _: steps >= _MOST_STEPS)
-    with limit.limiting() if not isinstance(program, Step) else contextlib.nullcontext():
-        result = run(program, knobs, machine.twin())
+    result = run(program, knobs, machine.twin())
     if on_cpu:
         return result.outcome._replace(peak_allocated=_peak_of_cpu(result.tape))
     whole = result.tape if result.tape.whole is None else result.tape.whole

@@ -60,10 +60,13 @@ class BegunCell(NamedTuple):
     """Which of its names it has changed, as sentences."""
 
 
-def begun_cell(code: str, namespace: dict[str, Any]) -> BegunCell:
-    """Return a cell that has begun. Raises an exception with the reason where it cannot be run again."""
+def begun_cell(code: str, namespace: dict[str, Any], most_steps: int | None = None) -> BegunCell:
+    """Return a cell that has begun. Raises an exception with the reason where it cannot be run again.
+
+    Each of its runs ends after `most_steps` of all optimizers.
+    """
     program = _compiled(code)
-    packed = Cell(code, namespace).packed(_Pickler)
+    packed = Cell(code, namespace).packed(_Pickler, most_steps)
     return BegunCell(packed, _RUN_AGAIN, tuple(_assumed(program, names_read(code, namespace))))
 
 

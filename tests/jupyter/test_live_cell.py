@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from IPython.core.display_functions import DisplayHandle
 
 from memexplore.jupyter import live_page
+from memexplore.run.knobs.knobs import Knobs
 from memexplore.text import ipython_shell
 from tests.jupyter.magics_shell import Shell
 
@@ -63,3 +67,33 @@ def test_a_cell_that_has_changed_a_name_of_its_own_is_not_run(notebook: Shell) -
 def test_what_the_loop_itself_follows_needs_a_step(notebook: Shell) -> None:
     prediction = found(notebook, WATCHED.format(knobs="accumulation=2"))
     assert prediction.failed == "The step of this run is not known: give mx.watch(..., step=mx.Step(...))."
+
+
+def test_a_knob_that_is_turned_while_an_endless_cell_trains_takes_effect(notebook: Shell, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    loop = f"""
+import os, time
+with mx.watch(model, optimizer) as live:
+    while not os.path.exists({str(done)!r}):
+        step()
+        time.sleep(0.01)
+"""
+
+    def turn() -> None:
+        names, ends = notebook.shell.user_ns, time.monotonic() + 200
+        while time.monotonic() < ends and ("live" not in names or len(names["live"].steps()) < 3):
+            time.sleep(0.1)
+        live = names["live"]
+        live.knobs = Knobs(checkpoint="every 1")
+        while time.monotonic() < ends and live.requested[-1].state == "predicting":
+            time.sleep(0.1)
+        time.sleep(1)
+        done.touch()
+
+    thread = threading.Thread(target=turn)
+    thread.start()
+    notebook.run(loop).raise_error()
+    thread.join()
+    changes = notebook.shell.user_ns["live"].changes()
+    assert changes["state"].tolist() == ["applied"]
+    assert changes["predicted_peak"].tolist() == changes["measured_peak"].tolist()

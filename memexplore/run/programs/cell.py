@@ -65,12 +65,14 @@ class Cell:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.code, self._names, self.filename)
 
-    def packed(self, pickler: type[CellPickler] = CellPickler) -> bytes:
+    def packed(self, pickler: type[CellPickler] = CellPickler, most_steps: int | None = None) -> bytes:
         """Return the cell with a copy of the names that it reads as bytes, for another process.
+
+        Each of its runs ends after `most_steps` of all optimizers.
 
         Raises `UnsendableCellError` with the reason where a name cannot be copied.
         """
-        return cloudpickle.dumps(Cell(self.code, self._names.packed(self.code, pickler), self.filename))
+        return cloudpickle.dumps(Cell(self.code, self._names.packed(self.code, pickler, most_steps), self.filename))
 
     @property
     def may_be_endless(self) -> bool:

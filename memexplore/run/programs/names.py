@@ -126,9 +126,9 @@ class NotebookNames:
         """Return the bytes of models, gradients, optimizer states and tensors on a real GPU."""
         return bytes_on(device, self._tensors())
 
-    def packed(self, source: str, pickler: type[CellPickler]) -> PackedNames:
+    def packed(self, source: str, pickler: type[CellPickler], most_steps: int | None) -> PackedNames:
         """Return a copy of the names that a cell reads. Raises `UnsendableCellError`."""
-        return PackedNames(pack_names(source, self._namespace, pickler))
+        return PackedNames(pack_names(source, self._namespace, pickler), most_steps)
 
     def _preserve_values(self) -> contextlib.AbstractContextManager[None]:
         tables = map(vars, self._schedulers_and_scalers)
@@ -158,6 +158,8 @@ class PackedNames:
 
     pickled: bytes
     """Unpickled while the virtual GPU is on, they give the names (`packing.pack_names`)."""
+    most_steps: int | None = None
+    """Steps of all optimizers after which each run ends, None where only a failure sets a limit."""
     may_be_endless: ClassVar[bool] = False
     _failed_after: int | None = None
     """Steps of the first run that ran out of memory, None before it."""
@@ -173,9 +175,9 @@ class PackedNames:
     def limited(self, recording: Recording) -> Iterator[None]:
         """End the run in the block some steps after the failed run. Raises TimeoutError where it takes too long.
 
-        Before the first failure a run takes as long as the cell does.
+        Before the first failure a run takes as long as the cell does, or `most_steps`.
         """
-        most = None if self._failed_after is None else self._failed_after + _MORE_STEPS
+        most = self.most_steps if self._failed_after is None else self._failed_after + _MORE_STEPS
         limit = Limit(lambda steps, _: most is not None and steps >= most, _SECONDS)
         with limit.limiting():
             yield
@@ -199,7 +201,7 @@ class PackedNames:
         """Return 0: nothing is on a real GPU."""
         return 0
 
-    def packed(self, source: str, pickler: type[CellPickler]) -> PackedNames:
+    def packed(self, source: str, pickler: type[CellPickler], most_steps: int | None) -> PackedNames:
         """Return the names themselves."""
         return self
 
