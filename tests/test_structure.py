@@ -72,7 +72,6 @@ _MAY_PARSE = ("run/code/", "live/")
 _STILL_PARSE = {
     "jupyter/magics.py",
     "jupyter/own_source.py",
-    "out_of_memory/failed_cell.py",
 }
 """Other files that still read source or bytecode: delete a line when its file stops."""
 

@@ -17,6 +17,7 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from memexplore.live.live import Live
+    from memexplore.run.programs.step import Step
 
 
 def watch_accelerator(
@@ -26,6 +27,7 @@ def watch_accelerator(
     first: int = 3,
     every: int | None = None,
     folder: str | os.PathLike[str] | None = None,
+    step: Step | None = None,
 ) -> AbstractContextManager[Live]:
     """Watch the training steps of a block that trains with accelerate, as ``with watch_accelerator(accelerator):``.
 
@@ -41,7 +43,7 @@ def watch_accelerator(
     optimizer = optimizers[0] if len(optimizers) == 1 else None
     from memexplore.jupyter.watching import watch
 
-    return watch(models, optimizer, device=device, first=first, every=every, folder=folder)
+    return watch(models, optimizer, device=device, first=first, every=every, folder=folder, step=step)
 
 
 def _prepared(accelerator: Any, name: str) -> list[Any]:

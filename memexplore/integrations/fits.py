@@ -22,6 +22,7 @@ from memexplore.run.programs import batches
 
 if TYPE_CHECKING:
     from memexplore.live.live import Live
+    from memexplore.run.programs.step import Step
 
 Method = Callable[..., Any]
 _open: Fits | None = None
@@ -50,9 +51,16 @@ class Fits:
         first: int = 3,
         every: int | None = None,
         folder: str | os.PathLike[str] | None = None,
+        step: Step | None = None,
     ) -> None:
         super().__init__()
-        self._options: dict[str, Any] = {"device": device, "first": first, "every": every, "folder": folder}
+        self._options: dict[str, Any] = {
+            "device": device,
+            "first": first,
+            "every": every,
+            "folder": folder,
+            "step": step,
+        }
         self._fits = 0
         self._live: Live | None = None
         self._watching: AbstractContextManager[Live] | None = None

@@ -30,6 +30,8 @@ class LiveKnobs:
         self._table = [control for control in controls_of(Explored()) if control.field in locks.switchable()]
         self._named = {control.name: control for control in self._table}
         self._state = State()
+        self._refused: Change | None = None
+        """The last request that was refused at once, with the reason beside its knob."""
 
     def message(self, tape: Tape, selection: str | None) -> dict[str, Any]:
         """Return the state of the knobs (`ExplorerState` in ``frontend/types.d.ts``).
@@ -64,7 +66,8 @@ class LiveKnobs:
         state, newest = self._state, self._newest()
         if state.knobs != self._live.knobs:
             state = explorer_state.requested(state, self._live.knobs)
-        problem = newest.reason if newest is not None and newest.state is ChangeState.UNDONE else ""
+        ended = newest is not None and newest.state in (ChangeState.UNDONE, ChangeState.REFUSED)
+        problem = newest.reason if newest is not None and ended and newest is not self._refused else ""
         self._state = explorer_state.shown_at_once(state, problem)
 
     def _layer(self, tape: Tape, selection: str | None, locked: dict[str, str]) -> LayerState:
@@ -72,8 +75,12 @@ class LiveKnobs:
 
     @property
     def pending(self) -> str:
-        """The setting that the next step gets, as text; empty if it is in effect."""
-        return "" if self._live.knobs == self._live.applied else str(self._live.knobs)
+        """The setting that a later step gets, as text; empty if it is in effect."""
+        knobs, newest = self._live.knobs, self._newest()
+        if knobs == self._live.applied:
+            return ""
+        is_predicting = newest is not None and newest.state is ChangeState.PREDICTING
+        return f"{'at the next step if it fits' if is_predicting else 'at the next step'}: {knobs}"
 
     @property
     def version(self) -> tuple[Any, ...]:
@@ -127,6 +134,7 @@ class LiveKnobs:
         try:
             self._live.knobs = state.knobs
         except ValueError as error:
+            self._refused = self._newest()
             if control is not None:
                 self._state = explorer_state.impossible(self._state, control.name, reason_text(error))
             else:

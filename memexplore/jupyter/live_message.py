@@ -131,8 +131,8 @@ def words(
 ) -> dict[str, Any]:
     """Return the texts and numbers of the bar above the timeline.
 
-    `rows` are recent steps, the newest last, `worst` is the step with the highest peak so far, and `pending` the
-    setting that the next step gets.
+    `rows` are recent steps, the newest last, `worst` is the step with the highest peak so far, and `pending` says which
+    setting a later step gets.
 
     >>> row = StepRow(7, 0.5, peak_allocated=3072, reserved_after=4096, allocated_after=1024)
     >>> bar = words(State.WATCHING, [row], row, capacity=8192, device="T4", overhead=0.012, leak=None, held_by=(),
@@ -146,7 +146,7 @@ def words(
     return {
         "state": str(state),
         "title": _TITLES[state],
-        "headline": _headline(state, rows) + (f" · at the next step: {pending}" if pending else ""),
+        "headline": _headline(state, rows) + (f" · {pending}" if pending else ""),
         "cost": f"watching costs {_percent(overhead)}",
         "peak": _peak_text(newest, capacity),
         "memory": _memory_text(newest),

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from memexplore.jupyter.changed_cell import ChangedCell
     from memexplore.jupyter.memoom_page import MemoomPage
     from memexplore.out_of_memory.evidence_types import Evidence, Holder
-    from memexplore.out_of_memory.failed_program import FailedProgram, NamesBefore
+    from memexplore.out_of_memory.failed_program import FailedProgram
+    from memexplore.out_of_memory.names_before import NamesBefore
     from memexplore.out_of_memory.value import PostMortem
     from memexplore.out_of_memory.what_fits import WhatFits
     from memexplore.run.knobs.knobs import Knobs
@@ -64,7 +65,7 @@ class OutOfMemoryWatch:
         """The running cell, and the one that failed last, as they are written."""
         self.step: FailedProgram | str = ""
         """The cell that failed last, or why it cannot be run again."""
-        self._before: NamesBefore | None = None
+        self.names_before: NamesBefore | None = None
         """What the names meant when the running cell began, None where it is not known."""
         self._models: weakref.WeakSet[torch.nn.Module] | None = None
         """The models of the notebook when the running cell began, None where they are not known."""
@@ -112,15 +113,18 @@ class OutOfMemoryWatch:
         """Note what the error before holds, and record a cell on the virtual GPU that is on, for its post-mortem."""
         is_profiled = source.lstrip().startswith("%%memprofile")
         self._source = source
-        self._earlier, self._before, self._models, self._has_shown = None, None, None, False
+        self._earlier, self.names_before, self._models, self._has_shown = None, None, None, False
         if self.is_on or is_profiled:
             self._models = weakref.WeakSet()
+        if "torch" in sys.modules:
+            from memexplore.out_of_memory.names_before import NamesBefore
+
+            self.names_before = NamesBefore(self._shell.user_ns)
         if (self.is_on or is_profiled) and "torch" in sys.modules:
             from memexplore.out_of_memory.evidence import earlier_error
-            from memexplore.out_of_memory.failed_program import NamesBefore, models_in
+            from memexplore.out_of_memory.failed_program import models_in
 
-            names, self._earlier = self._shell.user_ns, earlier_error()
-            self._before, self._models = NamesBefore(names), weakref.WeakSet(models_in(names))
+            self._earlier, self._models = earlier_error(), weakref.WeakSet(models_in(self._shell.user_ns))
         if self.is_on:
             keep_history()
         if self.is_on and not is_profiled and self._cell is None:
@@ -174,10 +178,14 @@ class OutOfMemoryWatch:
         """Keep the cell that failed, to be run again in another process."""
         from memexplore.out_of_memory.failed_program import failed_cell
 
+        self.step = failed_cell(self.running_code(), self._shell.user_ns, self.names_before)
+
+    def running_code(self) -> str:
+        """Return the running cell as Python code; empty where it is not known."""
         # The first line of a profiled cell is its magic.
         source = self._source.lstrip()
-        source = source.partition("\n")[2] if source.startswith("%%") else source
-        self.step = failed_cell(self._shell.transform_cell(source), self._shell.user_ns, self._before)
+        code: str = self._shell.transform_cell(source.partition("\n")[2] if source.startswith("%%") else source)
+        return code
 
     def _step_models(self) -> list[torch.nn.Module | None]:
         """Return the models of the cell that failed last, None for each that is gone."""

@@ -9,13 +9,12 @@
 - `store`: everything kept, in bounded memory: `thinning` (rows of steps), `layer_history`, `recorded_steps` (tapes).
 - `control`: knobs switched at the borders of steps, with `setting` (on the models), `locks` (what cannot be switched)
   and `changes` (their table). `loop`: what `live` hands the loop for precision and accumulation.
-- `forecasts`: what the virtual GPU predicts for a setting, by `prediction` in a process of its own, which gets the last
-  call (`observed`) and a copy of the step (`step_copy`, with the buckets of DDP: `gradient_buckets`; `code_loss`,
-  `code_step`: the loss as the code of the loop computes it).
+- `forecasts`: what the virtual GPU predicts for a setting, by `prediction` in a process of its own, which gets the step
+  or the cell. `model_pickler`: models as they were before they were watched.
 - `reasons` and `shapes`: why a peak rose. `leaks` and `holders`: memory that keeps rising, and who holds it. `notes`:
   what is not measured, as sentences.
 - `optimizers`: which optimizers end steps; `optimizer_repeats`: rows of updates that repeat.
 - `layer_meter`, `hook_cost`: layers in light steps.
 - `storages_at_start`, `unseen_requests`, `compiled`: what a recorded step cannot see by itself.
-- `loss_lines` finds the lines for `code_loss`. `parts`: micro-batches. `rank_folder`: the folder of this rank.
+- `parts`: micro-batches. `rank_folder`: the folder of this rank.
 """

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 class ChangeState(enum.StrEnum):
     """What was done with a requested setting."""
 
+    PREDICTING = "predicting"
+    """It is run on the virtual GPU first, and requested if it fits."""
     REQUESTED = "requested"
     """It takes effect at the end of the step that runs."""
     APPLIED = "applied"
     UNDONE = "undone"
     """It failed or was replaced by a later request before it took effect, and the setting before it stayed."""
     REFUSED = "refused"
-    """A locked knob, or a setting that contradicts itself: nothing was changed."""
+    """A locked knob, a setting that contradicts itself, or one that does not fit or may not: nothing was changed."""
 
 
 @dataclasses.dataclass

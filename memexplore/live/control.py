@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -17,15 +17,13 @@ from memexplore.live import changes, locks, setting
 from memexplore.live.changes import Change, ChangeState
 from memexplore.live.compiled import COMPILED
 from memexplore.live.counters import PeakFrom
-from memexplore.live.loss_lines import LossLines
-from memexplore.live.observed import Observer
 from memexplore.live.optimizers import Optimizers
-from memexplore.live.store import Call, Store
+from memexplore.live.shapes import Shapes, byte_size
+from memexplore.live.store import Store
 from memexplore.ranks.rows import StepRow
 from memexplore.run.knobs.applying.layer_names import check_names
 from memexplore.run.knobs.applying.loop import RunningLoop
-from memexplore.run.knobs.knobs import Knobs
-from memexplore.run.knobs.precision import Precision
+from memexplore.run.knobs.knobs import KNOBS, Knobs
 from memexplore.torch_internals.modules import is_compiled
 
 _MOST_CHANGES = 1000
@@ -34,6 +32,21 @@ _MOST_CHARACTERS = 240
 _SECONDS_WALKED = 1.0
 _REPLACED = "a later request replaced it before it took effect"
 _ENDED = "The run has ended: watch another one to switch knobs."
+_NEEDS_STEP = (
+    'Whether "{}" fits is not known: give mx.watch(..., step=mx.Step(...)), which runs it on the virtual GPU first, or '
+    "choose a setting that this run has measured."
+)
+
+
+class Measured(NamedTuple):
+    """What was measured in the steps of a setting; sizes in bytes."""
+
+    state: int
+    """Of the optimizers' states when a step began, the largest."""
+    inputs: int
+    """Of the model's inputs, the largest in a step with this state."""
+    peak: int
+    """The highest peak allocated; 0 where nothing has measured it."""
 
 
 class Control:
@@ -46,13 +59,14 @@ class Control:
         """Whether the next border of steps has work."""
         self.loop: frozenset[str] = frozenset()
         """What the training loop follows; see `Knob.asks_loop_for`."""
+        self.can_predict = False
+        """Whether the run has a step that predicts settings."""
         self.on_request: Callable[[Change], object] = lambda change: None
+        """Called with a requested setting where `can_predict`: `judged` gets what its prediction says."""
         self.closing: Callable[[], object] = lambda: None
         """Ends the predictions of the run."""
         self.text = str(Knobs())
         """The setting in effect as text."""
-        self.observer = Observer()
-        self.lines = LossLines()
         self.share = 1.0
         """Share of the samples of the batch in the micro-batch that runs."""
         self._models = [weakref.ref(model) for model in models]
@@ -66,26 +80,29 @@ class Control:
         self._first_step: Change | None = None
         self._before = Knobs()
         """The setting before the setting of `_first_step`."""
+        self._measured: dict[Knobs, Measured] = {}
+        self._state = 0
+        """Bytes of the optimizers' states when the last step ended."""
+        self._inputs = 0
+        """Bytes of the inputs of the last step."""
         self.ended = False
         """Whether no border of steps will come."""
 
     # -- what the hooks see
 
-    def called(self, model: nn.Module, call: Call, step: int, arguments: tuple[str, Any, Any]) -> None:
-        """Note an outermost call of a model with gradients, with the called method, its `args` and `kwargs`."""
-        if not self._named:
-            if next(model.parameters(), None) is None:
-                return
-            if not any(model is ref() for ref in self._models):
-                self._models = [ref for ref in self._models if ref() is not None] + [weakref.ref(model)]
-        is_cast = self.setting.knobs.precision is not Precision.AS_WRITTEN
-        is_new = self.observer.see(model, call, step, self.share, arguments, is_cast)
-        self.lines.see(model, *arguments[1:], is_new)
+    def called(self, model: nn.Module) -> None:
+        """Note an outermost call of a model with gradients."""
+        if self._named or next(model.parameters(), None) is None or any(model is ref() for ref in self._models):
+            return
+        self._models = [ref for ref in self._models if ref() is not None] + [weakref.ref(model)]
 
-    def before_update(self) -> None:
-        """Note what holds the last output, and the lines that compute the loss, before an optimizer steps."""
-        self.observer.before_update()
-        self.lines.before_update()
+    def ended_step(self, row: StepRow, shapes: Shapes, state: int) -> None:
+        """Note the row of a step, the shapes of its largest inputs, and the bytes of optimizer state after it."""
+        knobs = self.setting.knobs
+        now = Measured(self._state, byte_size(shapes) * (knobs.accumulation or 1), row.peak_allocated or 0)
+        before = self._measured.get(knobs, now)
+        self._measured[knobs] = Measured(*max(before[:2], now[:2]), max(before.peak, now.peak))
+        self._state, self._inputs = state, now.inputs
 
     def models(self) -> list[nn.Module]:
         """Return the watched models; of a run without named models, the models called so far."""
@@ -129,9 +146,13 @@ class Control:
         if not isinstance(knobs, Knobs):
             raise TypeError(f"live.knobs is a memexplore.Knobs, not a {type(knobs).__name__}")
         newest = self.newest()
-        change = Change(knobs, newest.step + 1 if newest is not None else 1)
+        is_safe = self._is_safe(knobs)
+        state = ChangeState.REQUESTED if is_safe else ChangeState.PREDICTING
+        change = Change(knobs, newest.step + 1 if newest is not None else 1, state)
         try:
             self._check(knobs)
+            if not (is_safe or self.can_predict):
+                raise ValueError(_NEEDS_STEP.format(knobs))
         except ValueError as error:
             change.end(ChangeState.REFUSED, str(error))
             with self._lock:
@@ -145,15 +166,41 @@ class Control:
                 return
             self.changes.append(change)
             self._request = change
-            self.waiting = True
-        self.on_request(change)
+            self.waiting = self.waiting or is_safe
+        if self.can_predict:
+            self.on_request(change)
 
-    def predicted(self, knobs: Knobs, peak: int | None) -> None:
-        """Add a predicted peak to the requests of a setting that have none."""
+    def _is_safe(self, knobs: Knobs) -> bool:
+        """Return whether a setting needs no more memory than the present one, or one measured with no smaller steps."""
+        return _cannot_need_more(knobs, self.setting.knobs) or any(
+            known.inputs >= self._inputs and known.state >= self._state and _cannot_need_more(knobs, measured)
+            for measured, known in list(self._measured.items())
+        )
+
+    def peak(self, knobs: Knobs) -> int | None:
+        """Return the highest measured peak of the steps with a setting."""
+        known = self._measured.get(knobs)
+        return None if known is None or not known.peak else known.peak
+
+    def judged(self, knobs: Knobs, peak: int | None, refusal: str, asked: Change | None = None) -> None:
+        """Note what the prediction of a setting says: its peak, and why it is refused, "" if it fits.
+
+        `asked` is the only request that this counts for, None for any of the setting.
+        """
         with self._lock:
             for change in self.changes:
                 if change.knobs == knobs and change.predicted_peak is None:
                     change.predicted_peak = peak
+            request = self._request
+            if request is None or request.knobs != knobs or request.state is not ChangeState.PREDICTING:
+                return
+            if asked is not None and request is not asked:
+                return
+            if refusal:
+                request.end(ChangeState.REFUSED, refusal)
+                self._request = None
+            else:
+                request.state, self.waiting = ChangeState.REQUESTED, True
 
     def _check(self, knobs: Knobs) -> None:
         sentence = _ENDED if self.ended else locks.why_locked(knobs, self.facts())
@@ -184,13 +231,20 @@ class Control:
         self._end_first_step(row)
         with self._lock:
             jobs, self._jobs = self._jobs, []
-            change, self._request = self._request, None
         for job in jobs:
             job()
+        with self._lock:
+            change = self._request if self._is_admitted else None
+            self._request = None if change is not None else self._request
         if change is not None:
             self._switch(change, next_step)
         with self._lock:
-            self.waiting = bool(self._jobs) or self._request is not None or self._first_step is not None
+            self.waiting = bool(self._jobs) or self._is_admitted or self._first_step is not None
+
+    @property
+    def _is_admitted(self) -> bool:
+        """Whether a request waits for the next border, and not for its prediction."""
+        return self._request is not None and self._request.state is ChangeState.REQUESTED
 
     def _end_first_step(self, row: StepRow | None) -> None:
         change, self._first_step = self._first_step, None
@@ -279,6 +333,14 @@ class Control:
                 tape = self._store.recorded.tape(change.step)
                 change.measured_peak = tape.peak()[0] if tape is not None else None
         return changes.table(rows)
+
+
+def _cannot_need_more(knobs: Knobs, measured: Knobs) -> bool:
+    """Return whether a setting is another one with more knobs, none of which can raise the peak."""
+    changed, before = knobs.changed(), measured.changed()
+    return before.items() <= changed.items() and all(
+        KNOBS[name].cannot_raise_peak(value) for name, value in changed.items() if name not in before
+    )
 
 
 def _text(error: BaseException) -> str:

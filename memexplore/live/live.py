@@ -156,11 +156,17 @@ class Live(InLoop):
         """The setting of the next step. Any thread may assign another one, which the end of this step switches on.
 
         The model gets it after the optimizer's step and keeps its weights, and the optimizer keeps working on them.
-        The first step with it is recorded completely. A setting that fails is undone, and `changes` says why. After the
-        block the model is as it was. While a setting is in effect, save `model.state_dict()` rather than the model,
-        whose calls pass through functions of this process.
+        The first step with it is recorded completely. A setting that fails is undone, and `changes` says why.
 
-        Raises ValueError with one sentence for a locked knob (`locked`) and for layers that the model does not have.
+        A setting whose memory is not known is predicted first (`predict`), takes effect some steps later, and is
+        refused where it does not fit. Without a step to run (``mx.watch(..., step=mx.Step(...))``), only settings that
+        cannot raise the peak or were measured before in this run are taken.
+
+        After the block the model is as it was. While a setting is in effect, save `model.state_dict()` rather than the
+        model, whose calls pass through functions of this process.
+
+        Raises ValueError with one sentence for a locked knob (`locked`), for layers that the model does not have, and
+        for a setting that needs a step.
         """
         return self._control.knobs
 
@@ -193,26 +199,28 @@ class Live(InLoop):
         """Return a row per requested setting: step, setting, predicted_peak, measured_peak, state, reason, effect.
 
         `step` is the first step with the setting, and `measured_peak` the peak allocated of that step. The state is
-        ``requested``, ``applied``, ``undone`` or ``refused``; `effect` says what was changed in the model.
+        ``predicting``, ``requested``, ``applied``, ``undone`` or ``refused``; `effect` says what was changed in the
+        model.
         """
         return self._control.table()
 
     def prediction(self, knobs: Knobs) -> Future[Prediction]:
         """Return at once a future of `predict`. Any thread may call it; a newer request may replace this one.
 
-        The step is copied by the thread that trains, at the end of its step; the prediction runs in another process.
+        The step is packed by the thread that trains, at the end of its step; the prediction runs in another process.
         """
         return self._session.forecasts().request(knobs)
 
     def predict(self, knobs: Knobs, timeout: float | None = None) -> Prediction:
-        """Return what the virtual GPU predicts for a setting of the step that runs, also for locked knobs.
+        """Return what the virtual GPU predicts for a setting, also for locked knobs.
 
-        The step has the inputs of the model's last call; where its loss is not known, `assumed` says what stands for
-        it. `failed` says why a step cannot be predicted.
+        It runs the step that `watch` was given, in a notebook else the cell. `failed` says why that cannot be done. The
+        time of waiting is no part of the step that runs.
 
         Raises TimeoutError after `timeout` seconds.
         """
-        return self.prediction(knobs).result(timeout)
+        with self._session.watcher.outside_of_step():
+            return self.prediction(knobs).result(timeout)
 
     # -- pause and record
 

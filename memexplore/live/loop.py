@@ -41,9 +41,6 @@ class InLoop:
     ```
     """
 
-    memexplore_in_loop = True
-    """See `code_step.IN_LOOP`."""
-
     def __init__(self, control: Control) -> None:
         self._control = control
         self._called: set[str] = set()

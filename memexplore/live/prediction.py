@@ -7,23 +7,20 @@ replaces an older one, and a process that has been busy with an older one for lo
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
-import pickle
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-import cloudpickle
 import torch
 
 from memexplore.analysis.curves import by_category
-from memexplore.live import step_copy
-from memexplore.live.code_step import CodeLoss
-from memexplore.live.gradient_buckets import Buckets
-from memexplore.live.observed import ObservedCall
+from memexplore.analysis.need import known_error
+from memexplore.live.parts import parts_of
 from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.knobs.optimizer import Optimizer
 from memexplore.run.knobs.update import Update
@@ -31,10 +28,11 @@ from memexplore.run.machine import Kind, Machine
 from memexplore.run.programs.outcome import Outcome, slow_down
 from memexplore.run.programs.packing import unpacked
 from memexplore.run.programs.step import Step
-from memexplore.run.run import run
+from memexplore.run.run import Program, run
 from memexplore.run.search.process_settings import ProcessSettings, set_process_settings
 from memexplore.run.search.workers import Workers
 from memexplore.tape import Category, Tape
+from memexplore.text.units import size_text
 
 _NICENESS = 10
 """Added to the niceness of the process: the run and searches come first."""
@@ -48,13 +46,15 @@ _PROCESS_ENDED = "The process of the prediction ended."
 
 
 class Prediction(NamedTuple):
-    """What the virtual GPU predicts for a setting of the step that runs; sizes in bytes, None where it failed."""
+    """What the virtual GPU predicts for a setting of a watched run; sizes in bytes, None where it failed."""
 
     knobs: Knobs
     peak_allocated: int | None = None
     peak_reserved: int | None = None
     capacity: int | None = None
     """Bytes that the allocator can reserve, None on the CPU."""
+    needed: int | None = None
+    """The smallest capacity with which the step goes through, with the largest known error of estimated workspaces."""
     fits: bool | None = None
     time_ratio: float = math.nan
     """Time of a sample over that with the unchanged setting, by the roofline model; NaN where it is not known."""
@@ -63,27 +63,40 @@ class Prediction(NamedTuple):
     unchanged_peak: int | None = None
     """Predicted peak allocated of a step with the unchanged setting."""
     measured_peak: int | None = None
-    """Measured peak allocated of such a step, the last one with these inputs."""
+    """The highest measured peak allocated of such a step."""
     assumed: tuple[str, ...] = ()
-    """What was not known of the step, as sentences."""
+    """What was not known of the program that was run, as sentences."""
     failed: str = ""
     """Why there is no prediction, as a sentence."""
 
+    def refusal(self) -> str:
+        """Return why a run that goes on must not have the setting, as a sentence; "" if it fits.
+
+        Where steps of the run have measured more than is predicted for them, the setting needs more by the same factor.
+
+        >>> Prediction(Knobs(), capacity=1024, needed=1000, unchanged_peak=500, measured_peak=600).refusal()
+        'It needs 1.17 KiB and the GPU has 1.00 KiB: 176 B are missing.'
+        """
+        if self.capacity is None or self.needed is None:
+            return ""
+        share = (self.measured_peak or 0) / self.unchanged_peak if self.unchanged_peak else 1.0
+        needed = math.ceil(self.needed * max(share, 1.0))
+        if needed <= self.capacity:
+            return ""
+        sizes = (size_text(size) for size in (needed, self.capacity, needed - self.capacity))
+        return "It needs {} and the GPU has {}: {} are missing.".format(*sizes)
+
 
 class Request(NamedTuple):
-    """One setting to be predicted; the packed step is sent before."""
+    """One setting to be predicted; the packed program is sent before."""
 
     knobs: Knobs
     unchanged: Knobs
     measured_peak: int | None
-    call: ObservedCall
-    micro_batches: int
     machine: Machine
     settings: ProcessSettings
-    buckets: Buckets | None = None
-    """Gradient buckets of DistributedDataParallel."""
-    code: bytes = b""
-    """The lines of the loop that compute the loss (`step_copy.pack_code`), nothing where they are not known."""
+    assumed: tuple[str, ...] = ()
+    """What is not known of the program, as sentences."""
 
 
 class Predictor:
@@ -192,78 +205,74 @@ def _answer(packed: bytes, request: Request) -> Generator[Prediction, None, None
         yield Prediction(request.knobs, failed=text.splitlines()[0])
 
 
-def predicted(packed: Step, request: Request) -> Prediction:
-    """Return the prediction of a request for an unpacked model. Raises what the step raises."""
-    outcome, assumed = _outcome(packed, request, request.knobs)
-    unchanged = outcome if request.unchanged == request.knobs else _outcome(packed, request, request.unchanged)[0]
+def predicted(program: Program, request: Request) -> Prediction:
+    """Return the prediction of a request for a program. Raises what the program raises."""
+    outcome = _outcome(program, request, request.knobs)
+    unchanged = outcome if request.unchanged == request.knobs else _outcome(program, request, request.unchanged)
     on_cpu = request.machine.kind is Kind.CPU
     return Prediction(
         request.knobs,
         outcome.peak_allocated,
         outcome.peak_reserved,
         None if on_cpu else outcome.capacity,
+        outcome.needed,
         outcome.fits,
         slow_down(outcome, unchanged),
         request.unchanged,
         unchanged.peak_allocated,
         request.measured_peak,
-        assumed,
+        request.assumed,
     )
 
 
-_outcomes: dict[tuple[Any, ...], tuple[Outcome, tuple[str, ...]]] = {}
+_outcomes: dict[tuple[Program, Knobs, Machine, ProcessSettings], Outcome] = {}
 _MOST_OUTCOMES = 64
 
 
-def _outcome(packed: Step, request: Request, knobs: Knobs) -> tuple[Outcome, tuple[str, ...]]:
-    key = (
-        knobs,
-        cloudpickle.dumps(request._replace(knobs=knobs, unchanged=knobs, measured_peak=None)),
-    )
+def _outcome(program: Program, request: Request, knobs: Knobs) -> Outcome:
+    key = program, knobs, request.machine, request.settings
     if key not in _outcomes:
         if len(_outcomes) >= _MOST_OUTCOMES:
             del _outcomes[next(iter(_outcomes))]
-        _outcomes[key] = _run(packed, request, knobs)
+        _outcomes[key] = _run(program, knobs, request.machine)
     return _outcomes[key]
 
 
-def _run(packed: Step, request: Request, knobs: Knobs) -> tuple[Outcome, tuple[str, ...]]:
-    if not request.code:
-        return _run_code(packed, request, knobs, None)
-    try:
-        return _run_code(packed, request, knobs, pickle.loads(request.code))
-    except Exception as error:
-        # Lines may need more of the program than their values. An error of the setting is raised again.
-        outcome, assumed = _run_code(packed, request, knobs, None)
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        return outcome, (step_copy.LINES_FAILED.format(reason), *assumed)
-
-
-def _run_code(packed: Step, request: Request, knobs: Knobs, code: CodeLoss | None) -> tuple[Outcome, tuple[str, ...]]:
-    step, assumed = step_copy.step_of(packed, request.call, request.micro_batches, knobs, request.buckets, code)
-    machine, knobs = request.machine, knobs.replace(accumulation=None)
+def _run(program: Program, knobs: Knobs, machine: Machine) -> Outcome:
+    if isinstance(program, Step) and knobs.accumulation is not None:
+        program, knobs = _in_parts(program, knobs.accumulation), knobs.replace(accumulation=None)
     on_cpu = machine.kind is Kind.CPU
-    if on_cpu and _updates_by_default(step, knobs):
+    if on_cpu and _updates_by_default(program, knobs):
         # On a CPU that is one weight after the other.
         knobs = knobs.replace(update=Update.PER_TENSOR)
-
-    try:
-        result = run(step, knobs, machine.twin())
-    finally:
-        if isinstance(step.compute_loss, step_copy.Replay):
-            step.compute_loss.end()
-    outcome = result.outcome
+    result = run(program, knobs, machine.twin())
     if on_cpu:
-        outcome = outcome._replace(peak_allocated=_peak_of_cpu(result.tape))
-    return outcome, (*assumed, *step_copy.assumed_in(step))
+        return result.outcome._replace(peak_allocated=_peak_of_cpu(result.tape))
+    whole = result.tape if result.tape.whole is None else result.tape.whole
+    needed = math.ceil(result.outcome.needed * (1 + known_error(whole)))
+    return result.outcome._replace(needed=needed)
 
 
-def _updates_by_default(step: Step, knobs: Knobs) -> bool:
+def _in_parts(step: Step, count: int) -> Step:
+    """Return a step in micro-batches as `InLoop.micro_batches` makes them, of a batch that is on the device."""
+
+    def losses(model: Any, batch: Any) -> Iterator[torch.Tensor]:
+        for part, share in parts_of(batch, count):
+            loss = step.loss_of(model, part)
+            yield from (each * share for each in ((loss,) if isinstance(loss, torch.Tensor) else loss))
+
+    return dataclasses.replace(step, loss=None, compute_loss=losses)
+
+
+def _updates_by_default(program: Program, knobs: Knobs) -> bool:
     """Return whether torch chooses the implementation of the optimizer's update."""
     if knobs.update is not Update.AS_WRITTEN or knobs.optimizer is not Optimizer.AS_WRITTEN:
         return False
-    groups = step.optimizer.param_groups if isinstance(step.optimizer, torch.optim.Optimizer) else []
-    return bool(groups) and all(group.get("foreach") is None and not group.get("fused") for group in groups)
+    optimizer = program.optimizer if isinstance(program, Step) else None
+    groups = optimizer.param_groups if isinstance(optimizer, torch.optim.Optimizer) else []
+    is_class = isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer)
+    by_default = bool(groups) and all(group.get("foreach") is None and not group.get("fused") for group in groups)
+    return is_class or by_default
 
 
 def _peak_of_cpu(tape: Tape) -> int:

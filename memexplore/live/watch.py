@@ -49,7 +49,8 @@ from memexplore.virtual_gpu.device import active
 from memexplore.virtual_gpu.patches.install import Insert, Patch, Replace, Undo
 
 if TYPE_CHECKING:
-    from memexplore.live.forecasts import Forecasts
+    from memexplore.live.forecasts import Forecasts, Packed
+    from memexplore.run.programs.step import Step
 
 CALL_PRE_HOOKS, CALL_HOOKS = (table.value for table in GLOBAL_HOOKS[:2])
 STEPS_OF_LIGHTNING = "training_step", "validation_step"
@@ -71,6 +72,7 @@ class Session:
         watcher: Watcher,
         open_folder: Callable[[], Writer] | None,
         on_begin: Sequence[Callable[[Session], None]],
+        step: Step | None,
     ) -> None:
         self._models = [weakref.ref(model) for model in models]
         self._open_folder, self._on_begin = open_folder, on_begin
@@ -88,8 +90,12 @@ class Session:
         self._undo: Sequence[Undo] = ()
         self._modes: tuple[list[Any], list[Any]] = ([], [])
         self._began = self._ended = 0.0
+        self._step = step
         self._forecasts: Forecasts | None = None
-        self.watcher.control.on_request = lambda change: self.forecasts().of_change(change)
+        self._pack: Callable[[], Packed] | None = None
+        control = self.watcher.control
+        control.can_predict = step is not None
+        control.on_request = lambda change: self.forecasts().of_change(change)
         self._held_by: dict[str, list[str]] = {}
         """Line of a leak -> who holds its tensors, searched once because that takes long."""
         self._is_cleaned = False
@@ -282,13 +288,18 @@ class Session:
         """Return a new writer of a folder for this process's rank."""
         return writer_of(folder, self.watcher.counters)
 
+    def predict_with(self, pack: Callable[[], Packed]) -> None:
+        """Predict settings with another program where the run was given no step."""
+        self._pack, self.watcher.control.can_predict = pack, True
+
     def forecasts(self) -> Forecasts:
         """Return the predictions of the run, which begin with the first request."""
-        from memexplore.live.forecasts import Forecasts
+        from memexplore.live.forecasts import Forecasts, packed_step
 
         if self._forecasts is None:
             watcher = self.watcher
-            self._forecasts = Forecasts(watcher.control, watcher.counters, lambda: watcher.thread)
+            pack = self._pack if self._step is None and self._pack is not None else partial(packed_step, self._step)
+            self._forecasts = Forecasts(watcher.control, watcher.counters, lambda: watcher.thread, pack)
         return self._forecasts
 
     def overhead(self) -> Overhead:
@@ -345,6 +356,7 @@ def watch(
     first: int = 3,
     every: int | None = None,
     folder: str | os.PathLike[str] | None = None,
+    step: Step | None = None,
     on_begin: Sequence[Callable[[Session], None]] = (),
 ) -> Watching:
     """Watch the training steps of a block: memory and time of every step, complete tapes of some.
@@ -359,6 +371,8 @@ def watch(
 
     `folder` names a folder that is written while the run goes on: rows of steps every few seconds, and the tapes, in a
     sub-folder for the rank that `torchrun` gives this process. `memexplore.load` reads it, also while it is written.
+    `step` is the training step as a value, with the model. It is what predicts settings, on the virtual GPU and before
+    the loop gets them; without it, `Live.knobs` takes only settings that cannot raise the peak or were measured before.
     The functions of `on_begin` are called with the session before the first step.
 
     >>> import torch
@@ -395,6 +409,6 @@ def watch(
         hides_modules = active() is None
         watcher = Watcher(models, optimizers, counters, record, Schedule(first, every), hides_modules)
         open_folder = None if folder is None else partial(writer_of, folder, counters)
-        return Session(models, watcher, open_folder, on_begin)
+        return Session(models, watcher, open_folder, on_begin, step)
 
     return Watching(make)

@@ -6,11 +6,12 @@ together. Micro-batches of an accumulated step belong to it. A step that a gradi
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from threading import get_ident
 from typing import Any
 
@@ -29,7 +30,7 @@ from memexplore.ranks.rows import StepRow
 from memexplore.recorder import endings, stacks
 from memexplore.recorder.module_hooks import Names
 from memexplore.tape import Ending
-from memexplore.torch_internals.modules import CALL, is_compiled
+from memexplore.torch_internals.modules import is_compiled
 from memexplore.torch_internals.state import is_inside_compiled
 from memexplore.torch_internals.tensors import current_autograd_node
 
@@ -121,12 +122,12 @@ class Watcher:
         if self.thread is not None and self.thread != get_ident():
             return original(module, *args, **kwargs)
         try:
-            self._call_begins(module, args, kwargs, getattr(original, "__name__", CALL))
+            self._call_begins(module, args, kwargs)
         except Exception as error:
             self._fail(error)
             return original(module, *args, **kwargs)
         try:
-            return self.control.observer.returned(original(module, *args, **kwargs))
+            return original(module, *args, **kwargs)
         finally:
             if self._outer == id(module):
                 self._call_ends()
@@ -138,7 +139,7 @@ class Watcher:
         try:
             if self._outer is None and self._every_call and current_autograd_node() is None:
                 if (self.thread is None or self.thread == get_ident()) and self._is_watched(module):
-                    self._call_begins(module, args, sys._getframe(1).f_locals.get("kwargs"), CALL)
+                    self._call_begins(module, args, sys._getframe(1).f_locals.get("kwargs"))
                     self._hooked = id(module)
             elif self._hooked == id(module):
                 self._nested += 1
@@ -162,12 +163,11 @@ class Watcher:
                 if self._nested:
                     self._nested -= 1
                 else:
-                    self.control.observer.returned(result)
                     self._call_ends()
         except Exception as error:
             self._fail(error)
 
-    def _call_begins(self, module: torch.nn.Module, args: Any, kwargs: Any, method: str) -> None:
+    def _call_begins(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         began = _clock()
         self._trains = torch.is_grad_enabled()
         if self._trains or self.thread is None:
@@ -180,7 +180,7 @@ class Watcher:
             if self._stepped and len(self._stepped) >= self._optimizers.chosen:
                 self._end_step()
             call = self.layers.number(module), module.training, shapes_of(args, kwargs or {})
-            self.control.called(module, call, self.step.number, (method, args, kwargs))
+            self.control.called(module)
             self.step.called(call)
             is_new = self.recording is None and not self._keep_hooks_off and not self.store.has_seen(call)
             if is_new and self.schedule.on_new_shapes():
@@ -213,7 +213,6 @@ class Watcher:
     def before_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Hook before an optimizer's step."""
         try:
-            self.control.before_update()
             self._in_backward = current_autograd_node() is not None or is_inside_compiled()
             if self.recording is not None:
                 self.recording.optimizer_begins(optimizer, stacks.caller(2), args, kwargs)
@@ -274,6 +273,16 @@ class Watcher:
 
     # -- steps
 
+    @contextlib.contextmanager
+    def outside_of_step(self) -> Iterator[None]:
+        """Leave the time of the block out of the step that runs, if the thread that trains is in it."""
+        began = _clock()
+        try:
+            yield
+        finally:
+            if self.thread == get_ident():
+                self.step.began += _clock() - began
+
     def pause(self) -> None:
         """Drop the step that has just begun: `count` counts it when it ends."""
         self.abandon()
@@ -330,9 +339,12 @@ class Watcher:
         if recording is not None:
             recording.end()
             self.recording = None
-        self.store.add(row, self.step, self._optimizers.state_size(), recording)
+        state = self._optimizers.state_size()
+        self.store.add(row, self.step, state, recording)
+        newest = self.store.history.newest
+        self.control.ended_step(newest or row, self.step.shapes, state)
         if self.control.waiting:
-            self.control.at_border(self.store.history.newest, self.step.number + 1)
+            self.control.at_border(newest, self.step.number + 1)
         self._begin_step(now)
         spent = _clock() - now
         if recording is not None:

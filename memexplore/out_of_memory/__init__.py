@@ -11,7 +11,7 @@
 - `cures`: what a library offers against what its own objects keep, by their class.
 - `untrained`, `optimizer_state`: facts for these.
 - `value`, `sentences`, `text`, `html`: the frozen `PostMortem` and its forms; `processes` names other processes.
-- `failed_program`: the cell or the script that failed, for another process.
+- `failed_program`, `names_before`: the cell or the script that failed, for another process.
 - `what_fits`: the search for settings with which it fits; `changed_code`: a source with the lines of one of them.
 - `layout`, `failure`: a tape of the present layout that ends with the failed request, where nothing was recorded.
 - `release`: gives back what a failed cell still holds.

@@ -1,4 +1,4 @@
-"""Keep the cell or the script that ran out of memory as a program that another process can run again."""
+"""Keep the cell or the script that ran out of memory, or a cell that runs, as a program for another process."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import cloudpickle
 import torch
 
 from memexplore.out_of_memory.attempts import one_line
+from memexplore.out_of_memory.names_before import Changed, NamesBefore
 from memexplore.run.code.variables import names_in, names_read, names_used
 from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.machine import Machine
 from memexplore.run.programs.cell import Cell
-from memexplore.run.programs.limit import SECONDS
+from memexplore.run.programs.limit import SECONDS, FailureLimit
 from memexplore.run.programs.names import PackedNames
 from memexplore.run.programs.packing import UnsendableCellError, pack_names
 from memexplore.run.programs.script import Script
@@ -26,12 +27,12 @@ from memexplore.run.search.process_settings import ProcessSettings, process_sett
 INSTEAD = "Search with mx.advise(mx.Step(model, batch, loss, optimizer))."
 """What to do where a program cannot be run again."""
 _CELL_RUN_AGAIN = (
-    "The cell was run again from its first line, in a copy of the names that it reads: objects that the failed run has "
+    "The cell was run again from its first line, in a copy of the names that it reads: objects that the first run has "
     "changed in place stay changed, gradients of earlier cells are left out, and files that it writes may be written "
     "again."
 )
-_ADVANCED = "{} is where the failed cell has left it: the copy goes on from there."
-_CHANGED = "{} has the value that the failed cell has given it."
+_ADVANCED = "{} is where the cell has left it: the copy goes on from there."
+_CHANGED = "{} has the value that the cell has given it."
 _HELD_BESIDES = (
     "What the failed cell's process held besides is what did not fit: the post-mortem names it, and %memoom free gives "
     "back what failed cells hold."
@@ -42,8 +43,6 @@ _ANOTHER_RUN = (
 )
 _OF_IPYTHON = ("get_ipython",)
 _OF_STDIN = ("input", "getpass", "breakpoint")
-_SIMPLE = (int, float, complex, bool, str, bytes, types.NoneType, torch.dtype, torch.device)
-"""Types whose values are kept: none of them has memory of a GPU."""
 Model = Callable[[], torch.nn.Module | None]
 
 
@@ -123,91 +122,57 @@ def failed_script(
     return FailedProgram("script", packed, settings, _ANOTHER_RUN, (), _live(names), knobs, failed_on)
 
 
-class NamesBefore:
-    """What names meant before a cell ran; keeps no object alive.
-
-    >>> names = {"count": 1, "rate": 0.1}
-    >>> before = NamesBefore(names)
-    >>> names |= {"count": 2, "new": 3}
-    >>> before.changed(names)
-    Changed(restored={'count': 1}, lost=())
-    """
-
-    def __init__(self, names: Mapping[str, Any]) -> None:
-        self._values = {name: _Kept(value) for name, value in names.items()}
-
-    def changed(self, names: Mapping[str, Any]) -> Changed:
-        """Return the values of those names that have another one now."""
-        restored, lost = {}, []
-        for name, value in names.items():
-            before = self._values.get(name)
-            if before is not None and not before.is_value(value):
-                try:
-                    restored[name] = before.value
-                except ReferenceError:
-                    lost.append(name)
-        return Changed(restored, tuple(lost))
-
-
-class Changed(NamedTuple):
-    """The names to which a cell has given another value."""
-
-    restored: dict[str, Any]
-    """Those whose value before still exists, with it."""
-    lost: tuple[str, ...]
-
-
-class _Kept:
-    """A value as it was: itself where it is simple, else a weak reference."""
-
-    def __init__(self, value: Any) -> None:
-        self._is_simple = type(value) in _SIMPLE
-        self._id = id(value)
-        self._value: Any = value if self._is_simple else None
-        if not self._is_simple:
-            with contextlib.suppress(Exception):
-                self._value = weakref.ref(value)
-
-    def is_value(self, value: Any) -> bool:
-        """Return whether a value is this one."""
-        if self._is_simple:
-            return self._value is value or (type(value) is type(self._value) and bool(value == self._value))
-        return self._id == id(value)
-
-    @property
-    def value(self) -> Any:
-        """The value. Raises ReferenceError where it exists no longer."""
-        if self._is_simple:
-            return self._value
-        value = None if self._value is None else self._value()
-        if value is None:
-            raise ReferenceError
-        return value
-
-
 def failed_cell(code: str, namespace: dict[str, Any], before: NamesBefore | None) -> FailedProgram | str:
     """Return a failed cell, or why it cannot be run again and what to do.
 
     `before` is what the names meant when the cell began, None where it is not known.
     """
     try:
+        cell = begun_cell(code, namespace, before)
+    except CannotRunAgainError as error:
+        return cannot_run("cell", str(error))
+    models = _live(names_used(code, namespace))
+    assumed = (cell.run_again, *cell.changed)
+    return FailedProgram("cell", cell.packed, settings_without_gpu(), _HELD_BESIDES, assumed, models)
+
+
+class CannotRunAgainError(Exception):
+    """The reason why a cell cannot be run again."""
+
+
+class BegunCell(NamedTuple):
+    """A cell that has begun, with a copy of its names as they were before, as far as that is known."""
+
+    packed: bytes
+    run_again: str
+    """What running it again means, as a sentence."""
+    changed: tuple[str, ...]
+    """The names that are not as they were, as sentences."""
+
+
+def begun_cell(
+    code: str, namespace: dict[str, Any], before: NamesBefore | None, most_steps: int | None = None
+) -> BegunCell:
+    """Return a cell that has begun, as a program for another process. Raises CannotRunAgainError.
+
+    Each of its runs ends after `most_steps` of all optimizers.
+    """
+    try:
         program = compile(code, "<cell>", "exec", dont_inherit=True)
         reason = _why_not(program)
         if reason:
-            return cannot_run("cell", reason)
+            raise CannotRunAgainError(reason)
         names = names_read(code, namespace)
         changed = Changed({}, ()) if before is None else before.changed(names)
-        cell = Cell(code, PackedNames(pack_names(code, namespace, changed.restored)))
-        packed = cloudpickle.dumps(cell)
-        assumed = (_CELL_RUN_AGAIN, *_assumed(names, changed))
+        limit = FailureLimit(most_steps=most_steps)
+        cell = Cell(code, PackedNames(pack_names(code, namespace, changed.restored), limit))
+        return BegunCell(cloudpickle.dumps(cell), _CELL_RUN_AGAIN, tuple(_assumed(names, changed)))
+    except (CannotRunAgainError, UnsendableCellError) as error:
+        raise CannotRunAgainError(str(error)) from None
     except SyntaxError as error:
-        return cannot_run("cell", "it awaits" if "await" in code else str(error))
-    except UnsendableCellError as error:
-        return cannot_run("cell", str(error))
+        raise CannotRunAgainError("it awaits" if "await" in code else str(error)) from None
     except Exception as error:
-        return cannot_run("cell", one_line(error))
-    models = _live(names_used(code, namespace))
-    return FailedProgram("cell", packed, settings_without_gpu(), _HELD_BESIDES, assumed, models)
+        raise CannotRunAgainError(one_line(error)) from None
 
 
 def _why_not(program: types.CodeType) -> str:
@@ -218,7 +183,7 @@ def _why_not(program: types.CodeType) -> str:
 
 
 def _assumed(names: Mapping[str, Any], changed: Changed) -> Iterator[str]:
-    """Yield what the failed run of a cell has changed, as sentences."""
+    """Yield what the run of a cell has changed, as sentences."""
     for name in changed.lost:
         yield _CHANGED.format(name)
     for name, value in names.items():

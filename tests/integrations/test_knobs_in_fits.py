@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import pytest
+import pytorch_lightning
 import torch
 import transformers
 
 import memexplore as mx
 from memexplore.integrations import LightningCallback, TransformersCallback
-from tests.integrations.trainers import BATCH, Module, Net, Samples, arguments, lightning, loader, net, sgd
+from tests.integrations.trainers import BATCH, WIDTH, Module, Net, Samples, arguments, lightning, loader, net, sgd
 
 STEPS = 6
 AT = 3
 """The step after which a knob is switched."""
+fits = pytest.mark.usefixtures("every_setting_fits")
 
 
 class Switching(transformers.TrainerCallback):
@@ -22,6 +24,7 @@ class Switching(transformers.TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         # The next step has begun: the knob acts after it.
         if state.global_step == AT - 1 and self.knobs is not None:
+            self.callback.live.predict(self.knobs)
             self.callback.live.knobs = self.knobs
 
 
@@ -50,6 +53,7 @@ def trained(tmp_path, knobs, kind=Net, **options):
     return callback.live, [value.detach().clone() for value in model.parameters()], result.training_loss
 
 
+@fits
 @pytest.mark.parametrize("kind", [Net, ItemsNet])
 @pytest.mark.parametrize("own", [1, 2])
 def test_accumulation_under_a_trainer_splits_batches_and_trains_the_same(kind, own, tmp_path):
@@ -61,6 +65,7 @@ def test_accumulation_under_a_trainer_splits_batches_and_trains_the_same(kind, o
     assert other == pytest.approx(loss, rel=1e-5)
 
 
+@fits
 def test_precision_under_a_trainer_acts_on_the_next_step(tmp_path):
     seen = []
 
@@ -104,6 +109,7 @@ def fitted(knobs, accumulate=1, **options):
     return callback.live, [value.detach().clone() for value in module.parameters()], module
 
 
+@fits
 @pytest.mark.parametrize("as_mapping", [False, True])
 def test_accumulation_under_lightning_splits_batches_and_trains_the_same(as_mapping):
     _, expected, _ = fitted(None)
@@ -113,6 +119,7 @@ def test_accumulation_under_lightning_splits_batches_and_trains_the_same(as_mapp
         torch.testing.assert_close(value, same, rtol=1e-4, atol=1e-6)
 
 
+@fits
 def test_accumulation_under_lightning_goes_with_its_own():
     _, expected, _ = fitted(None, accumulate=2)
     live, weights, _ = fitted(mx.Knobs(accumulation=4), accumulate=2)
@@ -122,14 +129,16 @@ def test_accumulation_under_lightning_goes_with_its_own():
         torch.testing.assert_close(value, same, rtol=1e-4, atol=1e-6)
 
 
+@fits
 def test_precision_under_lightning_acts_on_the_next_step():
     _, _, module = fitted(mx.Knobs(precision="bf16"))
     assert module.dtypes == [torch.float32] * AT + [torch.bfloat16] * (STEPS - AT)
 
 
-def test_less_memory_is_measured_after_the_switch(tmp_path):
-    callback = TransformersCallback(first=1)
+def test_a_setting_that_is_predicted_with_the_step_takes_less_memory_after_the_switch(tmp_path):
     model = net()
+    batch = {"x": torch.zeros(4096, WIDTH), "labels": torch.zeros(4096, dtype=torch.long)}
+    callback = TransformersCallback(first=1, step=mx.Step(model, batch, optimizer=sgd(model)))
     with mx.virtual("T4"):
         # 4 096 × 256 float32 of the hidden layer are 4 MiB, and of a fourth of the batch 1 MiB.
         options = arguments(tmp_path, per_device_train_batch_size=4096)
@@ -142,3 +151,27 @@ def test_less_memory_is_measured_after_the_switch(tmp_path):
         ).train()
     peaks = callback.live.steps()["peak_allocated"].tolist()
     assert peaks[AT - 1] - peaks[AT + 1] > 3 << 20
+    assert callback.live.changes()["predicted_peak"][0] == pytest.approx(peaks[AT + 1], rel=0.05)
+
+
+class Predicting(pytorch_lightning.Callback):
+    def __init__(self, watching):
+        self.watching, self.predictions = watching, []
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if batch_idx == AT:
+            self.predictions.append(self.watching.live.predict(mx.Knobs(accumulation=4), 200))
+
+
+def test_a_setting_is_predicted_with_the_step_of_a_lightning_module():
+    module = Module()
+    batch = {"x": torch.zeros(BATCH, WIDTH), "labels": torch.zeros(BATCH, dtype=torch.long)}
+    step = mx.Step(module, batch, compute_loss=lambda module, batch: module.training_step(batch, 0), optimizer="adamw")
+    callback = LightningCallback(first=1, step=step)
+    predicting = Predicting(callback)
+    trainer = lightning(callback, accelerator="cpu")
+    trainer.callbacks.append(predicting)
+    trainer.fit(module, loader(STEPS))
+    (found,) = predicting.predictions
+    assert found.failed == ""
+    assert found.unchanged_peak == pytest.approx(found.measured_peak, rel=0.01)

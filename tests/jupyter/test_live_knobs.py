@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 
 from memexplore.jupyter.live_page import SETTINGS
+from memexplore.live.live import State
+from memexplore.live.watch import watch
 from memexplore.run.knobs.knobs import Knobs
 from tests.jupyter.watched import Watched
+from tests.live.knob_loops import Tight, judged, tight_gpu
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
-    """A run of which each step sends a message."""
+def watched(monkeypatch: pytest.MonkeyPatch, every_setting_fits: None) -> Watched:
+    """A run of which each step sends a message, and whose settings all fit."""
     return Watched(monkeypatch, 0.0)
 
 
@@ -117,3 +121,37 @@ def test_a_request_that_came_before_is_not_taken_again(watched: Watched) -> None
         watched.live.knobs = Knobs()
         choose(watched, "checkpoint", "every block", number=1)
         assert watched.live.knobs == Knobs()
+
+
+# --- a run of hours
+
+
+FOUR_REQUESTS = ("checkpoint", "none"), ("accumulation", "4"), ("checkpoint", "none"), ("accumulation", "1")
+"""The first and the last do not fit, and are refused."""
+
+
+def test_twenty_changes_of_sliders_never_end_a_run_of_a_thousand_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched, results, numbers = Watched(monkeypatch, 0.1), [], itertools.count(1)
+    with tight_gpu():
+        loop = Tight()
+
+        def step() -> None:
+            loop.step_of(watched.live)
+
+        with watch(loop.model, loop.optimizer, step=loop.written(), on_begin=[watched.show]) as live:
+            for _ in range(4):
+                for name, label in FOUR_REQUESTS:
+                    for _ in range(20):
+                        step()
+                    choose(watched, name, label, number=next(numbers))
+                    results.append(judged(live, step))
+                number = next(numbers)
+                watched.ask(type="reset all", number=number, after=number - 1)
+                results.append(judged(live, step))
+            while live.steps()["step"].iloc[-1] < 1000:
+                step()
+    assert results == ["refused", "applied", "applied", "refused", "applied"] * 4
+    assert live.state is State.ENDED
+    assert live.steps()["step"].iloc[-1] == 1000
+    refused = live.changes()["state"] == "refused"
+    assert live.changes()["reason"][refused].str.endswith(" are missing.").all()

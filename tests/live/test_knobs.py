@@ -18,11 +18,7 @@ from memexplore.run.knobs.knobs import KNOBS, Knobs
 from tests.live.knob_loops import CHECKPOINT, Block, Trained, from_the_start, states, switched
 from tests.workspaces import CUBLASLT
 
-
-@pytest.fixture(autouse=True)
-def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep requests from starting the process that predicts."""
-    monkeypatch.setattr("memexplore.live.forecasts.Forecasts.of_change", lambda self, change: None)
+pytestmark = pytest.mark.usefixtures("every_setting_fits")
 
 
 def last_peak(steps: int, knobs: Knobs) -> int:

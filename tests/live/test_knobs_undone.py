@@ -22,10 +22,7 @@ from tests.small_nets import everything
 BOTH = pytest.mark.parametrize("device", ["cpu", "cuda"])
 
 
-@pytest.fixture(autouse=True)
-def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep requests from starting the process that predicts."""
-    monkeypatch.setattr("memexplore.live.forecasts.Forecasts.of_change", lambda self, change: None)
+pytestmark = pytest.mark.usefixtures("every_setting_fits")
 
 
 class Fragile(nn.Module):

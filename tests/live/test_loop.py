@@ -13,11 +13,7 @@ from memexplore.run.knobs.knobs import Knobs
 from tests.live.knob_loops import Trained
 from tests.live.training import on
 
-
-@pytest.fixture(autouse=True)
-def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep requests from starting the process that predicts."""
-    monkeypatch.setattr("memexplore.live.forecasts.Forecasts.of_change", lambda self, change: None)
+pytestmark = pytest.mark.usefixtures("every_setting_fits")
 
 
 def run(steps: int, knobs: dict[int, Knobs], device: str = "cpu") -> tuple[Trained, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -15,16 +15,13 @@ import memexplore as mx
 from memexplore.live import prediction as module
 from memexplore.live.prediction import REPLACED, Prediction
 from memexplore.run.knobs.knobs import Knobs
-from tests.live.knob_loops import CHECKPOINT, WIDTH, Block, Trained, from_the_start
+from tests.live.knob_loops import CHECKPOINT, SECONDS, WIDTH, Block, Trained, from_the_start, states
 from tests.live.training import on
 from tests.threads import has_ended
 
-SECONDS = 200.0
-"""Time that a prediction may take on a busy machine."""
-
 
 def predicted_of(loop: Trained, knobs: Knobs, steps: int = 3) -> Prediction:
-    with mx.watch(loop.model, loop.optimizer) as live:
+    with mx.watch(loop.model, loop.optimizer, step=loop.written()) as live:
         for _ in range(steps):
             loop.step()
         return live.predict(knobs, SECONDS)
@@ -53,14 +50,14 @@ def test_the_prediction_on_the_cpu_is_near_the_recorded_step():
 def test_a_switched_setting_has_its_predicted_and_its_measured_peak():
     with mx.virtual("T4"):
         loop = Trained("cuda")
-        with mx.watch(loop.model, loop.optimizer) as live:
-            for number in range(4):
-                if number == 1:
-                    live.knobs = CHECKPOINT
-                loop.step()
+        with mx.watch(loop.model, loop.optimizer, step=loop.written()) as live:
+            loop.step()
+            live.knobs = CHECKPOINT
+            assert states(live) == ["predicting"]
             ends = time.monotonic() + SECONDS
-            while live.changes()["predicted_peak"].isna().any() and time.monotonic() < ends:
+            while live.applied != CHECKPOINT and time.monotonic() < ends:
                 loop.step()
+            loop.step()
     changes = live.changes()
     assert changes["predicted_peak"].tolist() == changes["measured_peak"].tolist()
 
@@ -87,6 +84,11 @@ def language_model() -> nn.Module:
     return Own()
 
 
+def language_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> mx.Step:
+    ids = torch.zeros(8, 64, dtype=torch.long)
+    return mx.Step(model, {"ids": ids, "labels": ids}, optimizer=optimizer)
+
+
 def train_language(live: Any, model: nn.Module, optimizer: torch.optim.Optimizer, device: str, **more: Any) -> None:
     for _ in range(3):
         ids = torch.zeros(8, 64, dtype=torch.long, device=device)
@@ -100,18 +102,18 @@ def test_a_loss_that_the_model_returns_is_its_own(device):
     with on(device):
         model = language_model().to(device)
         optimizer = torch.optim.AdamW(model.parameters())
-        with mx.watch(model, optimizer) as live:
+        with mx.watch(model, optimizer, step=language_step(model, optimizer)) as live:
             train_language(live, model, optimizer, device)
             found = live.predict(Knobs(precision="bf16"), SECONDS)
     assert (found.failed, found.assumed) == ("", ())
     assert found.unchanged_peak == pytest.approx(found.measured_peak, rel=0.02)
 
 
-def test_a_run_without_a_named_model_is_predicted_with_named_arguments_too():
+def test_a_run_without_a_named_model_is_predicted_too():
     with mx.virtual("T4"):
         model = language_model().cuda()
         optimizer = torch.optim.AdamW(model.parameters())
-        with mx.watch() as live:
+        with mx.watch(step=language_step(model, optimizer)) as live:
             train_language(live, model, optimizer, "cuda")
             found = live.predict(CHECKPOINT, SECONDS)
     assert (found.failed, found.assumed) == ("", ())
@@ -120,7 +122,7 @@ def test_a_run_without_a_named_model_is_predicted_with_named_arguments_too():
 
 def test_a_request_that_waits_when_the_run_ends_is_answered():
     loop = Trained()
-    with mx.watch(loop.model, loop.optimizer) as live:
+    with mx.watch(loop.model, loop.optimizer, step=loop.written()) as live:
         loop.step()
         found: list[Any] = []
         thread = threading.Thread(target=lambda: found.append(live.prediction(CHECKPOINT)))
@@ -130,26 +132,25 @@ def test_a_request_that_waits_when_the_run_ends_is_answered():
     assert found[0].result(SECONDS).failed == "The run has ended."
 
 
-def test_an_argument_that_cannot_be_sent_is_named():
+def test_a_step_that_cannot_be_sent_is_named():
     model = Language()
     optimizer = torch.optim.SGD(model.parameters())
-    with mx.watch(model, optimizer) as live:
-        train_language(live, model, optimizer, "cpu", unused=threading.Lock())
-        found = live.predict(CHECKPOINT, SECONDS)
-        live.knobs = Knobs(offload="saved tensors on the CPU")
+    ids, lock = torch.zeros(8, 64, dtype=torch.long), threading.Lock()
+    step = mx.Step(model, {"ids": ids, "labels": ids, "unused": lock}, optimizer=optimizer)
+    with mx.watch(model, optimizer, step=step) as live:
         train_language(live, model, optimizer, "cpu")
-        assert live.applied != Knobs()
-    assert found.failed == "The model is called with a lock, which cannot be sent to another process."
+        found = live.predict(CHECKPOINT, SECONDS)
+    assert found.failed.startswith("This step cannot be predicted: UnsendableStepError: ")
+    assert "lock" in found.failed
 
 
 def test_what_cannot_be_predicted_is_said_in_a_sentence():
-    first, second = Block(), Block()
-    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()])
-    with mx.watch([first, second], optimizer) as live:
-        assert live.predict(CHECKPOINT, SECONDS).failed.startswith("No training step has ended yet")
-        second(first(torch.ones(2, WIDTH))).sum().backward()
-        optimizer.step()
-        assert live.predict(CHECKPOINT, SECONDS).failed.startswith("The run watches 2 models")
+    loop = Trained()
+    with mx.watch(loop.model, loop.optimizer) as live:
+        loop.step()
+        assert live.predict(CHECKPOINT, SECONDS).failed == (
+            "The step of this run is not known: give mx.watch(..., step=mx.Step(...))."
+        )
     assert live.predict(CHECKPOINT, SECONDS).failed == "The run has ended."
 
 
@@ -163,7 +164,7 @@ def test_an_error_of_the_predicted_step_is_the_sentence():
 def test_another_thread_gets_the_prediction_while_the_main_thread_trains():
     loop = Trained()
     found: list[Prediction] = []
-    with mx.watch(loop.model, loop.optimizer) as live:
+    with mx.watch(loop.model, loop.optimizer, step=loop.written()) as live:
         loop.step()
         thread = threading.Thread(target=lambda: found.append(live.predict(CHECKPOINT, SECONDS)))
         thread.start()
@@ -177,7 +178,7 @@ def test_another_thread_gets_the_prediction_while_the_main_thread_trains():
 
 def test_a_newer_request_replaces_those_that_wait_and_one_process_serves_all():
     loop = Trained()
-    with mx.watch(loop.model, loop.optimizer) as live:
+    with mx.watch(loop.model, loop.optimizer, step=loop.written()) as live:
         loop.step()
         settings = [Knobs(checkpoint=f"every {number}") for number in (1, 2, 3, 4)]
         futures = [live.prediction(knobs) for knobs in settings]
@@ -201,7 +202,7 @@ def answer_nothing(packed: bytes, request: Any) -> Generator[Prediction, None, N
 def test_a_process_that_is_busy_with_an_older_request_for_long_is_ended(monkeypatch):
     monkeypatch.setattr(module, "_PATIENCE", 0.0)
     loop = Trained()
-    with mx.watch(loop.model, loop.optimizer) as live:
+    with mx.watch(loop.model, loop.optimizer, step=loop.written()) as live:
         loop.step()
         with monkeypatch.context() as patched:
             patched.setattr(module, "_answer", answer_nothing)
@@ -219,36 +220,16 @@ def test_a_process_that_is_busy_with_an_older_request_for_long_is_ended(monkeypa
 
 def test_no_process_runs_before_the_first_request():
     loop = Trained()
-    with mx.watch(loop.model, loop.optimizer) as live:
+    with mx.watch(loop.model, loop.optimizer, step=loop.written()) as live:
         loop.step()
         assert live._session._forecasts is None
-
-
-def test_micro_batches_and_autocast_of_the_loop_are_those_of_the_prediction():
-    with mx.virtual("T4"):
-        torch.manual_seed(0)
-        model = nn.Sequential(*(Block() for _ in range(3))).cuda()
-        optimizer = torch.optim.AdamW(model.parameters())
-        with mx.watch(model, optimizer) as live:
-            for _ in range(3):
-                for _ in range(3):
-                    batch = torch.randn(4096, WIDTH, device="cuda")
-                    with torch.autocast("cuda", dtype=torch.bfloat16):
-                        loss = nn.functional.mse_loss(model(batch), batch.new_zeros(batch.shape))
-                    loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            found = live.predict(Knobs(), SECONDS)
-            off = live.predict(Knobs(precision="off"), SECONDS)
-    # The loop also has a target and the loss of the micro-batch before.
-    assert found.unchanged_peak == pytest.approx(found.measured_peak, rel=0.1)
-    assert off.peak_allocated > found.peak_allocated
 
 
 def test_the_batch_of_a_loop_with_micro_batches_is_predicted_whole():
     with mx.virtual("T4"):
         loop = Trained("cuda")
-        with mx.watch(loop.model, loop.optimizer) as live:
+        with mx.watch(loop.model, loop.optimizer, step=loop.written()) as live:
+            live.predict(Knobs(accumulation=4), SECONDS)
             for number in range(4):
                 if number == 1:
                     live.knobs = Knobs(accumulation=4)
@@ -259,3 +240,40 @@ def test_the_batch_of_a_loop_with_micro_batches_is_predicted_whole():
     # The loop holds a loss more, 512 B, and the list of its parts.
     assert found.unchanged_peak == pytest.approx(peaks[3], abs=4096)
     assert found.peak_allocated == pytest.approx(peaks[1], abs=4096)
+
+
+@pytest.fixture
+def on_two_gpus() -> Iterator[None]:
+    with mx.virtual("T4"):
+        torch.distributed.init_process_group("nccl", rank=0, world_size=2)
+        yield
+        torch.distributed.destroy_process_group()
+
+
+def test_what_ddp_adds_to_the_measured_peak_counts_for_a_setting(on_two_gpus: None):
+    loop = Trained("cuda")
+    model = nn.parallel.DistributedDataParallel(loop.model, device_ids=[0])
+    loss = loop.written().loss
+    step = mx.Step(model, torch.zeros(loop.batch().shape, device="cpu"), loss=loss, optimizer=loop.optimizer)
+    with mx.watch(model, loop.optimizer, step=step) as live:
+        for _ in range(3):
+            model(loop.batch()).square().mean().backward()
+            loop.optimizer.step()
+            loop.optimizer.zero_grad()
+        found = live.predict(Knobs(precision="off"), SECONDS)
+    assert found.failed == ""
+    assert found.measured_peak > found.unchanged_peak
+    capacity = found.needed + 1
+    assert found.refusal() == ""
+    assert "are missing" in found._replace(capacity=capacity).refusal()
+
+
+def test_waiting_for_a_prediction_is_no_part_of_a_step():
+    loop = Trained()
+    with mx.watch(loop.model, loop.optimizer, step=loop.written()) as live:
+        loop.step()
+        began = time.perf_counter()
+        live.predict(CHECKPOINT, SECONDS)
+        waited = time.perf_counter() - began
+        loop.step()
+    assert live.steps()["seconds"].iloc[1] < waited

@@ -15,7 +15,8 @@ import torch
 
 import memexplore
 from memexplore.out_of_memory import what_fits
-from memexplore.out_of_memory.failed_program import FailedProgram, NamesBefore, failed_cell, failed_script
+from memexplore.out_of_memory.failed_program import FailedProgram, failed_cell, failed_script
+from memexplore.out_of_memory.names_before import NamesBefore
 from memexplore.out_of_memory.what_fits import WhatFits
 from memexplore.recorder.recording import record
 from memexplore.run.knobs.knobs import Knobs

@@ -47,6 +47,10 @@ class InPlaceKnob(Knob):
         form = Form.IN_PLACE if value is InPlace.ON else Form.OUT_OF_PLACE
         return set_in_place(application.log, application.model, form, application.sites, application.in_place_failed)
 
+    def cannot_raise_peak(self, value: Any) -> bool:
+        """Return whether results take the memory of their inputs."""
+        return value is InPlace.ON
+
     def written(self, explored: Explored) -> str:
         """Return whether the activations of the model overwrite their input.
 

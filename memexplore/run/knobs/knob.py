@@ -223,6 +223,14 @@ class Knob:
             return self.locked or f"{self.label} belongs to the loop: change it there and start again."
         return loop.no_model
 
+    def cannot_raise_peak(self, value: Any) -> bool:
+        """Return whether no step needs more memory with a value than with the knob as written, whatever the model.
+
+        Few values are so sure: a checkpoint keeps inputs and leaves workspaces, and tensors that come back from the CPU
+        are copies beside their weights.
+        """
+        return False
+
     # -- what it does
 
     def apply(self, value: Any, application: Application) -> ApplyReport:

@@ -99,20 +99,21 @@ class Limit:
 class FailureLimit:
     """Limits the runs of one program that nobody watches: some steps after its first run that ran out of memory.
 
-    Before the first failure a run takes as long as the program does, but never more than `most_seconds`.
+    Before the first failure a run takes as long as the program does, or `most_steps` of all optimizers, but never more
+    than `most_seconds`.
     """
 
-    def __init__(self, most_seconds: float = SECONDS) -> None:
-        self._most_seconds = most_seconds
+    def __init__(self, most_seconds: float = SECONDS, most_steps: int | None = None) -> None:
+        self._most_seconds, self._most_steps = most_seconds, most_steps
         self._failed_after: int | None = None
         """Steps of the first run that ran out of memory, None before it."""
 
     @contextlib.contextmanager
     def limited(self, recording: Recording) -> Iterator[None]:
         """Limit the run in the block. Raises TimeoutError where it takes too long."""
-        most = None if self._failed_after is None else self._failed_after + _MORE_STEPS
+        most = self._most_steps if self._failed_after is None else self._failed_after + _MORE_STEPS
         limit = Limit(lambda steps, _: most is not None and steps >= most, self._most_seconds)
         with limit.limiting():
             yield
-        if most is None and recording.ending is Ending.OUT_OF_MEMORY:
+        if self._failed_after is None and recording.ending is Ending.OUT_OF_MEMORY:
             self._failed_after = limit.steps

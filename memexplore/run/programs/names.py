@@ -154,7 +154,7 @@ class PackedNames:
     pickled: bytes
     """Unpickled while the virtual GPU is on, they give the names (`packing.pack_names`)."""
     may_be_endless: ClassVar[bool] = False
-    _limit: FailureLimit = dataclasses.field(default_factory=FailureLimit, repr=False)
+    limit: FailureLimit = dataclasses.field(default_factory=FailureLimit, repr=False)
 
     @contextlib.contextmanager
     def restored(self, machine: Machine) -> Iterator[None]:
@@ -165,7 +165,7 @@ class PackedNames:
 
     def limited(self, recording: Recording) -> contextlib.AbstractContextManager[None]:
         """Return the block of a run, which ends some steps after the failed one and raises TimeoutError if late."""
-        return self._limit.limited(recording)
+        return self.limit.limited(recording)
 
     def begin(self) -> dict[str, Any]:
         """Return the names for a run; their tensors are on the virtual GPU that is on."""
