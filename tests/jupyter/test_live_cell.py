@@ -58,10 +58,17 @@ def test_a_setting_is_predicted_by_the_cell(notebook: Shell) -> None:
     assert assumed.startswith("The cell was run again")
 
 
-def test_a_cell_that_has_changed_a_name_of_its_own_is_not_run(notebook: Shell) -> None:
+def test_a_number_that_the_cell_has_changed_is_as_it_was_before(notebook: Shell) -> None:
     prediction = found(notebook, f"scale = scale / 2{WATCHED.format(knobs='')}")
+    assert prediction.failed == ""
+    assert prediction.unchanged_peak == prediction.measured_peak
+
+
+def test_a_cell_that_has_dropped_what_it_read_is_not_run(notebook: Shell) -> None:
+    notebook.run("parts = [1]").raise_error()
+    prediction = found(notebook, f"parts = [*parts, 2]{WATCHED.format(knobs='')}")
     assert "step=mx.Step(...)" in prediction.failed
-    assert "scale has the value" in prediction.failed
+    assert "parts has the value" in prediction.failed
 
 
 def test_what_the_loop_itself_follows_needs_a_step(notebook: Shell) -> None:

@@ -149,8 +149,8 @@ def test_names_that_the_cell_has_changed_are_as_they_were_or_named(on_gpu: Shell
         "size = size * 2\nparts = parts + [1]\nnext(sizes)\ntorch.empty(size << 20, dtype=torch.uint8, device='cuda')",
     )
     assert step.assumed[1:] == (
-        "parts has the value that the failed cell has given it.",
-        "sizes is where the failed cell has left it: the copy goes on from there.",
+        "parts has the value that the cell has given it.",
+        "sizes is where the cell has left it: the copy goes on from there.",
     )
     on_gpu.run("%memgpu off").raise_error()
     # Twice the size of before the cell, not of after it
