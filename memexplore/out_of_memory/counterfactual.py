@@ -11,7 +11,7 @@ from collections.abc import Collection
 import numpy as np
 
 from memexplore.allocator import replay
-from memexplore.analysis.curves import Rows, block_bytes, curve, live_rows
+from memexplore.analysis.curves import Rows, block_bytes, curve, lifetimes, live_rows
 from memexplore.analysis.periods import periods
 from memexplore.tape import COLUMNS, Action, Tape
 from memexplore.tape.allocator_settings import Settings
@@ -81,8 +81,11 @@ def fits_without(tape: Tape, rows: Collection[int], failing: int | None = None) 
 
 
 def freed_at(tape: Tape, rows: Collection[int], at: int) -> Tape:
-    """Return a tape in which the blocks of some alloc rows are freed before row `at`, one after the other."""
+    """Return a tape in which the blocks of some alloc rows are freed before row `at`, and not again later."""
     blocks = np.sort(np.fromiter(rows, dtype=np.int64))
+    life = lifetimes(tape)
+    ends = np.stack([life.requested, life.completed])[:, np.isin(life.born, blocks)]
+    again = ends[(ends >= at) & (ends < len(tape))]
     count = len(blocks)
     columns = {}
     for name in COLUMNS:
@@ -93,7 +96,8 @@ def freed_at(tape: Tape, rows: Collection[int], at: int) -> Tape:
             values = np.full(2 * count, -1)
         elif name in ("time", "step", "phase"):
             values = np.full(2 * count, getattr(tape, name)[at])
-        columns[name] = np.insert(getattr(tape, name), at, values)
+        column = getattr(tape, name)
+        columns[name] = np.concatenate((column[:at], values, np.delete(column, again)[at:]))
     return tape.with_rows(columns)
 
 
