@@ -31,7 +31,7 @@ class MemoryMagics(Magics):
         self._running_cells: list[str] = []
         self._notebook = NotebookGpu()
         self._oom = of_shell(shell)
-        self._traceback = TracebackBelow(shell)
+        self._traceback = TracebackBelow(shell, lambda: bool(self._running_cells))
 
     # -- magics
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -12,10 +13,13 @@ from memexplore.text import ipython_shell
 
 
 class TracebackBelow:
-    """Sends such tracebacks of a notebook's shell when everything else has been shown for the cell."""
+    """Sends such tracebacks of a notebook's shell when everything else has been shown for the cell.
 
-    def __init__(self, shell: InteractiveShell) -> None:
-        self._shell = shell
+    `is_in_cell` says whether the end of a cell will be announced: silent ones are not.
+    """
+
+    def __init__(self, shell: InteractiveShell, is_in_cell: Callable[[], bool]) -> None:
+        self._shell, self._is_in_cell = shell, is_in_cell
         self._send = shell._showtraceback
         # IPython's way for subclasses to show a traceback elsewhere; its state of the error is set before.
         shell._showtraceback = self._show
@@ -23,7 +27,8 @@ class TracebackBelow:
     def _show(self, kind: type[BaseException], error: BaseException, traceback: list[str]) -> None:
         send = functools.partial(self._send, kind, error, traceback)
         # A debugger that starts now shows the traceback first.
-        if ipython_shell.is_notebook() and not self._shell.call_pdb and _is_out_of_memory(error):
+        can_wait = ipython_shell.is_notebook() and self._is_in_cell() and not self._shell.call_pdb
+        if can_wait and _is_out_of_memory(error):
             self._send_after_cell(send)
         else:
             send()

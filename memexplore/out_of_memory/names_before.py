@@ -1,8 +1,9 @@
-"""Keep what the names of a notebook meant when a cell began, without keeping any object alive."""
+"""Keep what the names of a notebook meant when a cell began, without keeping its objects alive."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 import types
 import weakref
 from collections.abc import Mapping
@@ -12,10 +13,12 @@ import torch
 
 _SIMPLE = (int, float, complex, bool, str, bytes, types.NoneType, torch.dtype, torch.device)
 """Types whose values are kept: none of them has memory of a GPU."""
+_MOST_BYTES = 4096
+"""Of a value that is kept."""
 
 
 class NamesBefore:
-    """What names meant before a cell ran; keeps no object alive.
+    """What names meant before a cell ran; keeps no object alive but numbers and short texts.
 
     >>> names = {"count": 1, "rate": 0.1}
     >>> before = NamesBefore(names)
@@ -52,7 +55,7 @@ class _Kept:
     """A value as it was: itself where it is simple, else a weak reference."""
 
     def __init__(self, value: Any) -> None:
-        self._is_simple = type(value) in _SIMPLE
+        self._is_simple = type(value) in _SIMPLE and sys.getsizeof(value) <= _MOST_BYTES
         self._id = id(value)
         self._value: Any = value if self._is_simple else None
         if not self._is_simple:

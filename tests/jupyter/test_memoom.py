@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 from IPython.core.error import UsageError
 from IPython.display import DisplayHandle
+from IPython.utils.capture import capture_output
 
 import memexplore
 from memexplore.analysis import curves
@@ -432,3 +434,17 @@ def test_watched_run_shows_a_post_mortem(shell: Shell, found: list[Any], monkeyp
     (post_mortem,) = found
     assert post_mortem.request.step == 2
     assert post_mortem.request.phase == "forward"
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_the_traceback_stands_below_the_answer_and_is_never_lost(
+    on_gpu: Shell, monkeypatch: pytest.MonkeyPatch, silent: bool
+) -> None:
+    monkeypatch.setattr(ipython_shell, "is_notebook", lambda: True)
+    monkeypatch.setattr(memoom, "display", lambda value: print("ANSWER"))
+    on_gpu.shell.events.register("post_run_cell", lambda result: print("OTHER"))
+    with capture_output() as captured:
+        on_gpu.shell.run_cell(TOO_LARGE, silent=silent)
+    words = re.findall("ANSWER|OTHER|Traceback", captured.stdout)
+    # The end of a silent cell is announced to nobody.
+    assert words == (["Traceback"] if silent else ["ANSWER", "OTHER", "Traceback"])
