@@ -14,6 +14,8 @@ from memexplore.run.knobs.knobs import Knobs
 from tests.live.knob_loops import CHECKPOINT, Trained, states
 from tests.live.test_cuda import real_gpu  # noqa: F401
 
+pytestmark = pytest.mark.usefixtures("every_setting_fits")
+
 
 @pytest.fixture
 def device(real_gpu, monkeypatch: pytest.MonkeyPatch) -> str:  # noqa: F811
@@ -25,7 +27,7 @@ def device(real_gpu, monkeypatch: pytest.MonkeyPatch) -> str:  # noqa: F811
 
 def test_a_switched_checkpoint_is_measured_and_predicted(device):
     loop = Trained(device)
-    with mx.watch(loop.model, loop.optimizer) as live:
+    with mx.watch(loop.model, loop.optimizer, step=loop.written()) as live:
         for number in range(8):
             if number in (1, 5):
                 live.knobs = CHECKPOINT if number == 1 else Knobs()
