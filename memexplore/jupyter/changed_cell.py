@@ -13,6 +13,7 @@ from memexplore.jupyter.bundle import bundle
 from memexplore.out_of_memory.changed_code import changed_codes
 from memexplore.out_of_memory.what_fits import WhatFits
 from memexplore.run.code.own_code import OwnCode
+from memexplore.text import ipython_shell
 
 _FRONTEND = pathlib.Path(__file__).parent / "frontend"
 _CANNOT_BE_WRITTEN = (
@@ -35,8 +36,7 @@ def changed_cell(source: str, names: dict[str, Any], what_fits: WhatFits) -> Cha
     """Return a failed cell with the smallest change with which it fits, or the reason why there is none."""
     if what_fits.fits or not what_fits.options:
         return what_fits.text
-    source = source.lstrip()
-    magic, _, body = source.partition("\n") if source.startswith("%%") else ("", "", source)
+    magic, body = ipython_shell.cell_magic(source)
     codes = changed_codes(OwnCode(body, names, "this cell"), what_fits)
     if not codes:
         return _CANNOT_BE_WRITTEN + what_fits.text

@@ -182,9 +182,7 @@ class OutOfMemoryWatch:
 
     def running_code(self) -> str:
         """Return the running cell as Python code; empty where it is not known."""
-        # The first line of a profiled cell is its magic.
-        source = self._source.lstrip()
-        code: str = self._shell.transform_cell(source.partition("\n")[2] if source.startswith("%%") else source)
+        code: str = self._shell.transform_cell(ipython_shell.cell_magic(self._source)[1])
         return code
 
     def _step_models(self) -> list[torch.nn.Module | None]:

@@ -216,7 +216,9 @@ def _status(text: str, code: str = "") -> str:
 
 
 def _lines(code: str) -> str:
-    return f'<pre style="white-space:pre;word-break:normal;overflow-x:auto">{escape(code)}</pre>'
+    # A width of its own would make the text around it as wide as the longest line.
+    style = "white-space:pre;word-break:normal;overflow-x:auto;width:0;min-width:100%"
+    return f'<pre style="{style}">{escape(code)}</pre>'
 
 
 def _close(widget: Any) -> None:

@@ -136,8 +136,8 @@ def failed_cell(code: str, namespace: dict[str, Any], before: NamesBefore | None
     return FailedProgram("cell", cell.packed, settings_without_gpu(), _HELD_BESIDES, assumed, models)
 
 
-class CannotRunAgainError(Exception):
-    """The reason why a cell cannot be run again."""
+class CannotRunAgainError(ValueError):
+    """Why a program cannot be run again."""
 
 
 class BegunCell(NamedTuple):

@@ -18,7 +18,7 @@ from memexplore.allocator import Settings
 from memexplore.analysis.budget import is_limited_by_settings
 from memexplore.hardware.catalogue import find
 from memexplore.out_of_memory.attempts import one_line
-from memexplore.out_of_memory.failed_program import FailedProgram, cannot_run
+from memexplore.out_of_memory.failed_program import CannotRunAgainError, FailedProgram, cannot_run
 from memexplore.run.code.lines import lines
 from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.machine import machine_of
@@ -167,10 +167,6 @@ def _with_names_of(advice: Advice, models: list[torch.nn.Module | None]) -> Advi
         return option
 
     return dataclasses.replace(advice, options=tuple(map(named, advice.options)))
-
-
-class CannotRunAgainError(ValueError):
-    """A sentence that says why a program cannot be run again, and what to do."""
 
 
 class FailedProgramSearch:

@@ -28,6 +28,17 @@ def cell_name(filename: str) -> str:
     return " ".join(name) if name else ""
 
 
+def cell_magic(source: str) -> tuple[str, str]:
+    """Return the first line of a cell if it is a cell's magic, else "", and the code below it.
+
+    >>> cell_magic("%%memprofile --gpu T4\\ntrain()"), cell_magic("train()")
+    (('%%memprofile --gpu T4', 'train()'), ('', 'train()'))
+    """
+    source = source.lstrip()
+    magic, _, body = source.partition("\n") if source.startswith("%%") else ("", "", source)
+    return magic, body
+
+
 def is_notebook() -> bool:
     """Return whether a Jupyter kernel runs this process: its output can be HTML that changes in place."""
     return getattr(running_shell(), "kernel", None) is not None

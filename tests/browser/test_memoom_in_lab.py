@@ -59,6 +59,11 @@ CUT_BUTTONS = """() => [...document.querySelectorAll('.memexplore-memoom button'
     .filter(button => button.checkVisibility() && button.scrollWidth > button.clientWidth)
     .map(button => button.textContent)"""
 
+# Lines of code scroll by themselves.
+CUT_TEXTS = """() => [...document.querySelectorAll('.memexplore-memoom .widget-html')]
+    .filter(text => text.checkVisibility() && text.scrollWidth > text.clientWidth + 1)
+    .map(text => text.textContent)"""
+
 
 def shot(book: Any, name: str) -> None:
     """Write a picture of the page into the folder MEMOOM_SHOTS, where that is set: for eyes, not for a test."""
@@ -197,6 +202,11 @@ def test_from_the_button_to_the_finished_cell(notebook: Callable[..., Any], name
     run = book.page.get_by_role("button", name="Put it below and run it")
     run.wait_for(timeout=120_000)
     run.scroll_into_view_if_needed()
+    book.page.set_viewport_size({"width": 800, "height": 1000})
+    book.settle()
+    assert book.page.evaluate(CUT_TEXTS) == []
+    book.page.set_viewport_size({"width": 1400, "height": 1000})
+    book.settle()
     shot(book, f"changed_{name.replace(' ', '_')}")
     run.click()
     expect(book.page.get_by_role("button", name="It runs below")).to_be_visible()
