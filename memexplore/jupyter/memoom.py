@@ -63,7 +63,7 @@ class OutOfMemoryWatch:
         """What the error before the running cell holds."""
         self._source = self.failed_source = ""
         """The running cell, and the one that failed last, as they are written."""
-        self.step: FailedProgram | str = ""
+        self.failed: FailedProgram | str = ""
         """The cell that failed last, or why it cannot be run again."""
         self.names_before: NamesBefore | None = None
         """What the names meant when the running cell began, None where it is not known."""
@@ -166,10 +166,10 @@ class OutOfMemoryWatch:
         self.what_fits = None
         self._take_cell()
         self._is_made_by_cell = self._models is not None and any(
-            model is not None and model not in self._models for model in self._step_models()
+            model is not None and model not in self._models for model in self._failed_models()
         )
         if self._applied is not None:
-            self.step = "A cell is run again without an applied setting only: run %memoom undo, then the cell again."
+            self.failed = "A cell is run again without an applied setting only: run %memoom undo, then the cell again."
         hidden = self._shell.user_ns_hidden
         own = {name: value for name, value in names.items() if name not in hidden or name in ("_", "__", "___")}
         return collect(error, Shell(own, names.get("Out", {})), earlier=self._earlier)
@@ -178,17 +178,17 @@ class OutOfMemoryWatch:
         """Keep the cell that failed, to be run again in another process."""
         from memexplore.out_of_memory.failed_program import failed_cell
 
-        self.step = failed_cell(self.running_code(), self._shell.user_ns, self.names_before)
+        self.failed = failed_cell(self.running_code(), self._shell.user_ns, self.names_before)
 
     def running_code(self) -> str:
         """Return the running cell as Python code; empty where it is not known."""
         code: str = self._shell.transform_cell(ipython_shell.cell_magic(self._source)[1])
         return code
 
-    def _step_models(self) -> list[torch.nn.Module | None]:
+    def _failed_models(self) -> list[torch.nn.Module | None]:
         """Return the models of the cell that failed last, None for each that is gone."""
-        step = self.step
-        return [] if isinstance(step, str) else [model() for model in step.models]
+        failed = self.failed
+        return [] if isinstance(failed, str) else [model() for model in failed.models]
 
     def post_mortem(self, tape: Tape | None, evidence: Evidence | None) -> PostMortem | None:
         """Return the post-mortem of a failure; an error of its own is printed and ends nothing."""
@@ -211,7 +211,7 @@ class OutOfMemoryWatch:
         if getattr(self._shell, "kernel", None) is not None:
             from memexplore.jupyter.memoom_page import MemoomPage
 
-            self.page = MemoomPage(self, self.step, post_mortem.tape.meta)
+            self.page = MemoomPage(self, self.failed, post_mortem.tape.meta)
             display(self.page.widget)
 
     def show_after_cell(self, post_mortem: PostMortem | None) -> None:
@@ -234,10 +234,10 @@ class OutOfMemoryWatch:
             raise UsageError("Nothing has run out of memory: run the cell that fails after %memoom on")
         from memexplore.out_of_memory.what_fits import WhatFits, search
 
-        if isinstance(self.step, str):
-            return WhatFits(None, failed=self.step)
+        if isinstance(self.failed, str):
+            return WhatFits(None, failed=self.failed)
         self.page = None
-        self.what_fits = search(self.step, self.last.tape.meta)
+        self.what_fits = search(self.failed, self.last.tape.meta)
         return self.what_fits
 
     def apply(self, knobs: Knobs) -> AppliedSetting:
@@ -269,8 +269,8 @@ class OutOfMemoryWatch:
         """Return the models of the cell that failed last (none if one is gone), and why they cannot be changed."""
         from memexplore.jupyter.applied_setting import MADE_BY_CELL
 
-        models = [model for model in self._step_models() if model is not None]
-        is_complete = len(models) == len(self._step_models())
+        models = [model for model in self._failed_models() if model is not None]
+        is_complete = len(models) == len(self._failed_models())
         return models if is_complete else [], MADE_BY_CELL if self._is_made_by_cell else ""
 
     def undo(self) -> str:

@@ -33,12 +33,12 @@ _LATER = "Another cell has run out of memory since: its settings are below it."
 class MemoomPage:
     """The buttons of one post-mortem."""
 
-    def __init__(self, watch: OutOfMemoryWatch, step: FailedProgram | str, meta: Meta) -> None:
-        self._watch, self._step, self._meta = watch, step, meta
+    def __init__(self, watch: OutOfMemoryWatch, failed: FailedProgram | str, meta: Meta) -> None:
+        self._watch, self._failed, self._meta = watch, failed, meta
         self._thread = MainThread()
         self._drawing = threading.Lock()
         """Held while a drawing is requested and has not begun."""
-        cannot = step if isinstance(step, str) else ""
+        cannot = failed if isinstance(failed, str) else ""
         start = None if cannot else self._begin
         self._search = Search(start, cannot, self._thread, threading.RLock(), self._draw_soon, self._draw_soon)
         tooltip = "Settings of the cell, each run on a virtual GPU beside the kernel"
@@ -72,8 +72,8 @@ class MemoomPage:
     def _begin(self, _: Knobs, report: Report, __: MainThread) -> Any:
         from memexplore.out_of_memory.what_fits import FailedProgramSearch
 
-        assert not isinstance(self._step, str)
-        return FailedProgramSearch(self._step, self._meta, report).stop
+        assert not isinstance(self._failed, str)
+        return FailedProgramSearch(self._failed, self._meta, report).stop
 
     def _start(self) -> None:
         if self._is_newest:
@@ -89,8 +89,8 @@ class MemoomPage:
 
     @property
     def _is_newest(self) -> bool:
-        """Whether no other step has failed since."""
-        return self._watch.step is self._step
+        """Whether no other cell has failed since."""
+        return self._watch.failed is self._failed
 
     def _draw_soon(self) -> None:
         """Draw when the kernel is idle. Called in any thread."""
@@ -108,13 +108,13 @@ class MemoomPage:
         self._stop.layout.display = "" if running else "none"
         self._progress.value = f'<span role="status">{escape(state.text)}</span>' if state.text else ""
         advice = self._search.advice
-        if isinstance(self._step, str) or advice is None:
+        if isinstance(self._failed, str) or advice is None:
             return
         from memexplore.out_of_memory.what_fits import what_fits
 
         if state.state == "stopped":
             advice = dataclasses.replace(advice, cancelled=True)
-        result = what_fits(self._step, advice, None)
+        result = what_fits(self._failed, advice, None)
         if self._watch.page is self:
             self._watch.what_fits = result
         if self._is_cell_wanted and not running:

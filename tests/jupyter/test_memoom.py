@@ -331,7 +331,7 @@ def test_the_predicted_peak_has_the_loss_of_the_cell(
         monkeypatch.setattr(live_page, "display", lambda *values, **options: DisplayHandle())
     assert isinstance(shell.run(cell).error_in_exec, torch.OutOfMemoryError)
     shell.run("%memgpu off").raise_error()
-    step = memoom.of_shell(shell.shell).step
+    step = memoom.of_shell(shell.shell).failed
     assert isinstance(step, FailedProgram)
     assert [text.partition(" was run again")[0] for text in step.assumed] == ["The cell"]
     predicted = run(pickle.loads(step.packed), machine=machine_of("80GiB"))

@@ -89,7 +89,7 @@ def test_settings_of_a_cell_with_two_models_are_run_and_applied(on_gpu: Shell, f
 def step_after(shell: Shell, cell: str) -> FailedProgram | str:
     """The step that is known after a cell that runs out of memory."""
     assert isinstance(shell.run(cell).error_in_exec, torch.OutOfMemoryError)
-    return memoom.of_shell(shell.shell).step
+    return memoom.of_shell(shell.shell).failed
 
 
 def cell_after(shell: Shell, cell: str) -> tuple[Cell, FailedProgram]:
