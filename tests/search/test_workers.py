@@ -121,6 +121,34 @@ def test_a_worker_ends_without_the_destructors_of_its_libraries() -> None:
     one.close()
 
 
+ASKED_TWICE = """
+import functools, multiprocessing, time
+from memexplore.run.search import workers
+
+for round in range(60):
+    # Its program has not come yet.
+    arguments = [None], None, workers.NICENESS, functools.partial(time.sleep, 60)
+    process = multiprocessing.get_context("fork").Process(target=workers._main, args=arguments)
+    process.start()
+    time.sleep(0.05)
+    process.terminate()
+    second = time.perf_counter() + 5e-6 * round
+    while time.perf_counter() < second:
+        pass
+    process.terminate()
+    process.join(20)
+    if process.is_alive():
+        process.kill()
+        raise SystemExit(f"does not end where it is asked again after {5 * round} microseconds")
+"""
+
+
+@ON_LINUX
+def test_a_worker_ends_that_is_asked_to_twice() -> None:
+    # As where the program that started it ends beside the thread that waits for its answers.
+    assert subprocess.run([sys.executable, "-c", ASKED_TWICE], timeout=240).returncode == 0
+
+
 @ON_LINUX
 @pytest.mark.parametrize("end", ["close", "kill"])
 def test_forks_end_with_the_process_that_forked_them(end: str) -> None:

@@ -15,11 +15,13 @@ import atexit
 import contextlib
 import ctypes
 import gc
+import math
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.context
 import os
 import pickle
+import queue
 import signal
 import sys
 import threading
@@ -264,8 +266,9 @@ def _main(connections: list[Connection], answer: Answer, niceness: int, before: 
     except (EOFError, _Ended):
         pass
     finally:
-        # Python would print an exception that is raised in the functions that come next.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        # Python would print an exception that is raised in the functions that come next, and that a signal is ignored
+        # which has just arrived.
+        signal.signal(signal.SIGTERM, lambda *_: None)
     # Temporary files are removed. The rest of the interpreter's end is left out: the destructors of torch may wait for
     # ever for a thread that the interpreter has ended, and who started this process waits for its end.
     atexit._run_exitfuncs()
@@ -278,11 +281,20 @@ def _end_when_terminated() -> None:
     The exception is lost where it is raised in a callback, such as that of a weak reference, or where a cell catches
     it. It is then raised again.
     """
-    terminated = threading.Event()
+    # Its `put` may be called in a handler that interrupts another; `Event.set` would wait for a lock of this thread.
+    terminated: queue.SimpleQueue[None] = queue.SimpleQueue()
     parent = multiprocessing.parent_process()
+    raised_at = -math.inf
 
     def raise_ended(*_: object) -> None:
-        terminated.set()
+        # Who starts this process may ask twice, as when its own program ends: the second request must not interrupt
+        # what the first has begun.
+        nonlocal raised_at
+        now = time.monotonic()
+        if now - raised_at < _SECONDS_TO_END / 2:
+            return
+        raised_at = now
+        terminated.put(None)
         raise _Ended
 
     def end_with_parent() -> None:
@@ -291,7 +303,7 @@ def _end_when_terminated() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def insist() -> None:
-        terminated.wait()
+        terminated.get()
         for _ in range(_MORE_REQUESTS):
             time.sleep(_SECONDS_TO_END)
             os.kill(os.getpid(), signal.SIGTERM)
