@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from memexplore.out_of_memory.attempts import Attempts, is_readable, one_line
 from memexplore.out_of_memory.cures import cure_of, names_of_classes
 from memexplore.out_of_memory.evidence_types import Evidence, Holder, State, VariableUse
 from memexplore.out_of_memory.message import parse
-from memexplore.out_of_memory.optimizer_state import state_of, state_to_come
+from memexplore.out_of_memory.optimizer_state import bytes_of_weights, state_of, state_to_come
 from memexplore.out_of_memory.owners import owners
 from memexplore.out_of_memory.reach import Block, Reached, is_users_module, locals_of, reached_from
 from memexplore.out_of_memory.untrained import optimizers_in, untrained, without_update
@@ -102,15 +102,19 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
         rest = earlier.addresses.difference(needed.blocks)
         addresses.update(earlier.addresses)
         holders.append(earlier._replace(addresses=rest, in_graph=earlier.in_graph & rest))
+    wants_gradients = any(map(_wants_gradient, needed.kept))
     line = f"{users[-1][0].f_code.co_filename}:{users[-1][1]}" if users else ""
     layer, evaluating = _modules(frames)
-    state, no_update, not_trained = State.UNKNOWN, None, None
+    state, no_update, not_trained, may_train, trained = State.UNKNOWN, None, None, True, None
     if complete:
         blocks = [reached.blocks for reached in of_program]
-        state = attempts.value(lambda: state_of(optimizers_in(objects)), state)
+        optimizers = optimizers_in(objects)
+        may_train = bool(optimizers) or wants_gradients
+        trained = attempts.value(lambda: bytes_of_weights(optimizers), None) if optimizers else None
+        state = attempts.value(lambda: state_of(optimizers), state)
         no_update = attempts.value(lambda: without_update(objects, blocks, variables, end), no_update)
         not_trained = attempts.value(lambda: untrained(objects, variables), not_trained)
-        del objects, blocks, variables, of_program
+        del objects, blocks, variables, of_program, optimizers
         none: tuple[list[Holder], bool] = ([], False)
         others, complete = attempts.value(lambda: owners(addresses, end), none)
         holders += others
@@ -123,15 +127,28 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
         line,
         layer,
         _phase(frames),
-        evaluating,
+        "" if wants_gradients else evaluating,
         _in_use(needed),
         frozenset(address for address, block in needed.blocks.items() if block.in_graph),
         state,
         no_update,
         not_trained,
         to_come,
+        may_train,
+        trained,
+        any(frame.f_code.co_name == "__init__" and _is_module(frame) for frame, _ in frames),
         _of_libraries(needed),
     )
+
+
+def _is_module(frame: types.FrameType) -> bool:
+    return isinstance(frame.f_locals.get("self"), torch.nn.Module)
+
+
+def _wants_gradient(value: Any) -> bool:
+    """Return whether a value is a tensor for which a gradient is wanted and that is no weight of a module."""
+    # Classes of the user may compute their attributes.
+    return type(value) is torch.Tensor and value.is_leaf and value.requires_grad
 
 
 def _of_libraries(needed: Reached) -> tuple[Holder, ...]:
@@ -254,6 +271,9 @@ def _roots(
             yield from _roots_in_shell(shell, use)
         else:
             yield from ((name, use, value) for name, value in _variables(frame))
+    # The error was raised while this one was handled, and its `except` block keeps it.
+    if error.__context__ is not None:
+        yield type(error.__context__).__name__, VariableUse.HANDLED_ERROR, error.__context__
     for name in ("last_exc", "last_value", "last_traceback"):
         value = getattr(sys, name, None)
         if value is not None and value is not error and value is not error.__traceback__:
@@ -298,20 +318,38 @@ def _holder(name: str, use: VariableUse, value: Any, own: dict[int, Block]) -> H
     label = name
     # An optimizer can only be deleted as a whole.
     if use in (VariableUse.NOT_REACHED, VariableUse.BESIDE) and not isinstance(value, torch.optim.Optimizer):
-        label = ", ".join(f"{name}{attribute}" for attribute in sorted(_attributes(own)))
+        label = ", ".join(f"{name}{attribute}" for attribute in sorted(_attributes(own, value)))
     is_container = not isinstance(value, torch.Tensor)
     return Holder(label, use, frozenset(own), in_graph, size, len(own) - len(in_graph), is_container, _classes(own))
 
 
-def _attributes(own: dict[int, Block]) -> list[str]:
-    """Return the attribute that holds some blocks, or the few lists that do, such as `.history`; else only ""."""
+def _attributes(own: dict[int, Block], value: Any) -> list[str]:
+    """Return the attribute of a value that holds some blocks, or the few lists that do, such as `.history`.
+
+    Several attributes of a model are those of one, such as `.trainer.model`. Else "".
+    """
     direct = [block for block in own.values() if not block.in_graph] or list(own.values())
     sizes: dict[str, int] = {}
     for block in direct:
         path = block.path.partition("[")[0].partition(".__")[0]
         sizes[path] = sizes.get(path, 0) + block.size
     are_lists = all("[" in block.path for block in direct)
-    return list(sizes) if len(sizes) == 1 or (are_lists and len(sizes) <= _MOST_LISTS) else [""]
+    if len(sizes) == 1 or (are_lists and len(sizes) <= _MOST_LISTS):
+        return list(sizes)
+    return [_model_of(value, sizes)]
+
+
+def _model_of(value: Any, paths: Iterable[str]) -> str:
+    """Return the path to the model that all paths lead to, "" if they do to none or to the value itself."""
+    way = ""
+    for names in zip(*(path.split(".")[1:] for path in paths), strict=False):
+        if isinstance(value, torch.nn.Module) or len({*names}) > 1:
+            break
+        way = f"{way}.{names[0]}"
+        # A property would run the user's code.
+        attributes = getattr(value, "__dict__", None)
+        value = attributes.get(names[0]) if isinstance(attributes, dict) else None
+    return way if isinstance(value, torch.nn.Module) else ""
 
 
 def _classes(blocks: Mapping[int, Block]) -> tuple[str, ...]:

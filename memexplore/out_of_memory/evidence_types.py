@@ -20,6 +20,8 @@ class VariableUse(enum.StrEnum):
     """An entry of ``Out``, or ``_``, ``__`` and ``___``."""
     LAST_ERROR = "an earlier error"
     """Frames of the traceback of the exception before."""
+    HANDLED_ERROR = "an error that is being handled"
+    """Frames of the traceback of the exception in whose `except` block the call failed."""
     IN_USE = "in use"
     """Reached by the failing call."""
     NO_UPDATE = "for weights of no optimizer"
@@ -88,5 +90,11 @@ class Evidence(NamedTuple):
     """Weights of models that are not trained, under the names of the models."""
     state_to_come: int = 0
     """Bytes at least that the failing update has still to allocate for the optimizer's state."""
+    may_train: bool = True
+    """Whether the program has an optimizer, or asks for gradients of a tensor that is no weight; True if unknown."""
+    trained: int | None = None
+    """Bytes of the weights that optimizers update; None without an optimizer, or if unknown."""
+    building: bool = False
+    """Whether the failing call is in the constructor of a model."""
     of_libraries: tuple[Holder, ...] = ()
     """What the failing call reaches in objects for which `cures` has a row."""

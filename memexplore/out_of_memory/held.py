@@ -73,7 +73,9 @@ def held_groups(tape: Tape, evidence: Evidence | None) -> list[HeldGroup]:
             groups.append(_growing_in_use(tape, holder, in_use))
         groups.append(idle)
         if idle is None and _only_evaluates(tape, evidence):
-            groups.append(_no_backward(tape, rows))
+            groups.append(_no_backward(tape, rows, WhyHeld.NO_BACKWARD))
+        elif idle is None and _does_not_train(tape, evidence) and leak(tape) is not None:
+            groups.append(_no_backward(tape, rows, WhyHeld.NO_OPTIMIZER))
     groups += [_stale_gradients(tape, rows[~np.isin(rows, list(of_idle))]), _cast_weights(tape, rows)]
     named = [group for group in groups if group is not None and group.what in _GROWING]
     growing = _growing(tape, rows, evidence.graph if evidence is not None else frozenset())
@@ -81,7 +83,7 @@ def held_groups(tape: Tape, evidence: Evidence | None) -> list[HeldGroup]:
     if growing is not None and growing.size > sum(group.size for group in named):
         groups = [group for group in groups if group not in named]
         groups.append(growing if evidence is None else _with_holders(tape, growing, named, evidence, row_at))
-    return sorted(filter(None, groups), key=lambda group: (group.what is not WhyHeld.NO_BACKWARD, -group.size))
+    return sorted(filter(None, groups), key=lambda group: (group.what not in _WITHOUT_BACKWARD, -group.size))
 
 
 def _group(tape: Tape, reason: WhyHeld, holder: str, rows: list[int] | Rows) -> HeldGroup | None:
@@ -139,7 +141,8 @@ def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) 
         what = WhyHeld.EARLIER_GRAPH if is_loss else WhyHeld.OLD_VALUE
         graph = _group(tape, what, holder.name, computed)
         return graph and graph._replace(is_container=holder.is_container)
-    replaced = [row for row in direct if tape.category[row] not in _LASTING]
+    # A model that is being built uses nothing of another.
+    replaced = [row for row in direct if evidence.building or tape.category[row] not in _LASTING]
     if has_graph or is_beside or not replaced:
         return None
     what = WhyHeld.OLD_VALUE if _is_made_again(tape, replaced) else WhyHeld.NOT_REACHED
@@ -157,6 +160,7 @@ def _weights_in_use(tape: Tape) -> frozenset[int]:
 _BY_USE = {
     VariableUse.OUTPUT: WhyHeld.OUTPUT,
     VariableUse.LAST_ERROR: WhyHeld.LAST_ERROR,
+    VariableUse.HANDLED_ERROR: WhyHeld.HANDLED_ERROR,
     VariableUse.CYCLE: WhyHeld.CYCLE,
     VariableUse.OWN_GRADIENT: WhyHeld.OWN_GRADIENT,
     VariableUse.LIBRARY: WhyHeld.LIBRARY,
@@ -164,7 +168,15 @@ _BY_USE = {
 LAST_ERROR = "sys.last_exc"
 """Name of the holder of an earlier error."""
 _GROWING = (WhyHeld.GROWS, WhyHeld.SUMMED_GRAPHS)
-_ALONE = (WhyHeld.OLD_VALUE, WhyHeld.OUTPUT, WhyHeld.LAST_ERROR, WhyHeld.BEFORE, WhyHeld.NOT_REACHED)
+_WITHOUT_BACKWARD = (WhyHeld.NO_BACKWARD, WhyHeld.NO_OPTIMIZER)
+_ALONE = (
+    WhyHeld.OLD_VALUE,
+    WhyHeld.OUTPUT,
+    WhyHeld.LAST_ERROR,
+    WhyHeld.HANDLED_ERROR,
+    WhyHeld.BEFORE,
+    WhyHeld.NOT_REACHED,
+)
 
 
 def _given_back(
@@ -341,11 +353,15 @@ def _only_evaluates(tape: Tape, evidence: Evidence) -> bool:
     return bool(evidence.evaluating) and not np.any(tape.phase[begin:] == Phase.BACKWARD)
 
 
-def _no_backward(tape: Tape, rows: Rows) -> HeldGroup | None:
-    """Return the activations of a model that evaluates, but for the inputs of the failing call."""
+def _does_not_train(tape: Tape, evidence: Evidence) -> bool:
+    return not evidence.may_train and not np.any(tape.phase == Phase.BACKWARD)
+
+
+def _no_backward(tape: Tape, rows: Rows, why: WhyHeld) -> HeldGroup | None:
+    """Return the activations for a backward pass, but for the inputs of the failing call."""
     kept = rows[(tape.category[rows] == Category.ACTIVATION) & ~np.isin(tape.action[rows], (Action.PREEXISTING,))]
     # Without a graph the op itself still reads what the one before it wrote.
-    return _group(tape, WhyHeld.NO_BACKWARD, "", kept[:-1])
+    return _group(tape, why, "", kept[:-1])
 
 
 def _no_update(tape: Tape, evidence: Evidence, row_at: dict[int, int]) -> HeldGroup | None:

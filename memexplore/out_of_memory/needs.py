@@ -18,7 +18,8 @@ from memexplore.text.units import size_text
 _DOMINATES = 0.75
 """Share of the allocated bytes from which one layer is named."""
 _LITTLE = 0.05
-"""Share of the allocated bytes from which the weights of models that are not trained are named."""
+"""Share of the allocated bytes from which the weights of models that are not trained are named, and of all weights
+from which their gradients and states are worth a change."""
 _WORTH = 0.01
 """Share of the allocated bytes below which what a change concerns is not worth it, if another change concerns more."""
 _MUCH_LARGER = 4
@@ -43,7 +44,7 @@ def of_need(tape: Tape, evidence: Evidence | None) -> list[Suggestion]:
     rows, last = alive(tape), len(tape) - 1
     sizes = block_bytes(tape)[rows]
     foreach = _foreach(tape, rows)
-    less = _less_of_model(tape, rows, evidence.state if evidence is not None else State.UNKNOWN)
+    less = _less_of_model(tape, rows, evidence)
     updates = tape.phase[last] == Phase.OPTIMIZER
     result = [
         suggestion for suggestion in (foreach, less if updates and foreach is None else None) if suggestion is not None
@@ -52,8 +53,15 @@ def of_need(tape: Tape, evidence: Evidence | None) -> list[Suggestion]:
     longer = ever_longer(tape)
     result[:0] = filter(None, (longer, _larger_than_before(tape), _waiting_inputs(tape, rows, sizes), layer))
     of_batch = _of_batch(tape, rows)
+    builds = evidence is not None and evidence.building
     smaller = (
-        _PARTS_OF_DATA if _computes_only(tape) else _RESULTS if _evaluates(tape, rows) else _smaller_batch(tape, rows)
+        None
+        if builds
+        else _PARTS_OF_DATA
+        if _computes_only(tape)
+        else _RESULTS
+        if _evaluates(tape, rows)
+        else _smaller_batch(tape, rows)
     )
     idle = _of_untrained(tape, rows, evidence)
     of_model = int(sizes[np.isin(tape.category[rows], (*_OF_LAYER, Category.BUFFER))].sum())
@@ -125,10 +133,11 @@ _PARTS_OF_DATA = Suggestion(
 )
 
 
-def _less_of_model(tape: Tape, rows: Rows, state: State) -> Suggestion | None:
+def _less_of_model(tape: Tape, rows: Rows, evidence: Evidence | None) -> Suggestion | None:
     """Return the suggestion for weights, gradients and states: what lowers them and is not in use in the run."""
     is_long = not is_short(tape, rows, Category.PARAMETER)
-    if _evaluates(tape, rows):
+    state = evidence.state if evidence is not None else State.UNKNOWN
+    if _evaluates(tape, rows) or _has_only_evaluated(tape, evidence) or _trains_little(tape, rows, evidence):
         return Suggestion("Keep the weights in 16 bits.", _IN_16_BITS, 0, False) if is_long else None
     if (tape.category == Category.OPTIMIZER_STATE).any() or tape.phase[-1] == Phase.OPTIMIZER:
         state = State.KEPT
@@ -223,6 +232,25 @@ def _evaluates(tape: Tape, rows: Rows) -> bool:
         (tape.phase[last] == Phase.FORWARD or (tape.phase[last] == Phase.OTHER and not went_backward))
         and (tape.category[_of_ended_calls(tape, made)] == Category.TEMPORARY).any()
         and not (tape.category[made] == Category.ACTIVATION).any()
+    )
+
+
+def _trains_little(tape: Tape, rows: Rows, evidence: Evidence | None) -> bool:
+    """Return whether optimizers update a little part of the weights, such as those of LoRA."""
+    if evidence is None or evidence.trained is None:
+        return False
+    weights = int(tape.size[rows[tape.category[rows] == Category.PARAMETER]].sum())
+    return evidence.trained < _LITTLE * weights
+
+
+def _has_only_evaluated(tape: Tape, evidence: Evidence | None) -> bool:
+    """Return whether a program without an optimizer has called models before the failing call, never with a graph."""
+    return (
+        evidence is not None
+        and not evidence.may_train
+        and tape.phase[-1] != Phase.FORWARD
+        and bool((tape.phase == Phase.FORWARD).any())
+        and not (tape.category == Category.ACTIVATION).any()
     )
 
 

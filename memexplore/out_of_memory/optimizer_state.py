@@ -27,6 +27,17 @@ def _keeps_state(optimizer: torch.optim.Optimizer) -> bool:
     return momentum or not isinstance(optimizer, torch.optim.SGD)
 
 
+def bytes_of_weights(optimizers: list[torch.optim.Optimizer]) -> int:
+    """Return the bytes of the weights that optimizers update.
+
+    >>> bytes_of_weights([torch.optim.SGD([torch.nn.Parameter(torch.zeros(4))])])  # 4 numbers of 4 bytes
+    16
+    """
+    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    weights = {id(weight): weight for group in groups for weight in group["params"]}
+    return sum(weight.nbytes for weight in weights.values())
+
+
 def state_to_come(optimizer: torch.optim.Optimizer) -> int:
     """Return the bytes of state that weights with gradients still lack.
 

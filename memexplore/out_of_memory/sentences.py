@@ -170,10 +170,15 @@ _REASONS = {
     WhyHeld.STALE_GRADIENTS: "{size} are gradients of the step before, which the forward pass does not need",
     WhyHeld.CAST_WEIGHTS: "{size} are copies of weights in autocast's cache",
     WhyHeld.NO_BACKWARD: "{size} are activations for a backward pass, and the model is in evaluation mode",
+    WhyHeld.NO_OPTIMIZER: (
+        "{size} are activations of several passes, kept for a backward pass, and the program has no optimizer and has "
+        "run no backward pass"
+    ),
     WhyHeld.NO_UPDATE: "{size} are kept for gradients of `{holder}`, which no optimizer updates",
     WhyHeld.OLD_VALUE: "{size} are in `{holder}` from an earlier call, and this one does not use them",
     WhyHeld.OUTPUT: "{size} are in the notebook's output `{holder}`",
     WhyHeld.LAST_ERROR: "{size} are held by the frames of an earlier error (`{holder}`)",
+    WhyHeld.HANDLED_ERROR: "{size} are held by the frames of the error that is being handled (`{holder}`)",
     WhyHeld.CYCLE: "{size} are in objects that only refer to each other ({holder})",
     WhyHeld.OWN_GRADIENT: "{size} are in `{holder}` with a graph, and in that graph, which refer to each other",
     WhyHeld.LIBRARY: "{size} are in the global variable `{holder}`, which the failing call does not use",

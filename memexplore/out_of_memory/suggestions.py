@@ -43,13 +43,15 @@ def suggestions(tape: Tape, finding: Finding, evidence: Evidence | None) -> tupl
         result.insert(0, longer)
     if finding.cause is Cause.TOO_MUCH:
         result = [*_of_evaluation(tape, finding, evidence), *of_need(tape, evidence), *result]
-        if finding.fits_expandable:
-            result.append(_expandable(tape))
-    result += [
+    unused = [
         _of_group(tape, group)._replace(fits=group.size >= finding.missing and fits_without(tape, group.rows))
         for group in finding.not_reached
         if group.size >= least
     ]
+    # Most often what is built replaces a model that is still there.
+    result = [*unused, *result] if evidence is not None and evidence.building else [*result, *unused]
+    if finding.cause is Cause.TOO_MUCH and finding.fits_expandable:
+        result.append(_expandable(tape))
     if finding.fits_without_limit and finding.cause is not Cause.LEAK:
         result.insert(0 if finding.cause is Cause.TOO_MUCH else len(result), _higher_limit(tape))
     kept: dict[str, Suggestion] = {}
@@ -148,10 +150,8 @@ def _of_group(tape: Tape, group: HeldGroup) -> Suggestion:
             "Keep no copies of the weights: switch autocast's cache off, or load the model in 16 bits.",
             'with torch.autocast("cuda", cache_enabled=False):\n    output = model(batch)',
         ),
-        WhyHeld.NO_BACKWARD: (
-            "Evaluate without a graph, if no backward pass follows.",
-            "with torch.no_grad():\n    output = model(batch)",
-        ),
+        WhyHeld.NO_BACKWARD: _WITHOUT_GRAPH,
+        WhyHeld.NO_OPTIMIZER: _WITHOUT_GRAPH,
         WhyHeld.NO_UPDATE: _of_idle(group, names),
         WhyHeld.OLD_VALUE: (
             f"Delete `{names}` before the next call, if nothing else reads it: it has the result of an earlier one.",
@@ -164,6 +164,11 @@ def _of_group(tape: Tape, group: HeldGroup) -> Suggestion:
             "%memoom free --out",
         ),
         WhyHeld.LAST_ERROR: ("Free what the frames of the earlier error hold.", "%memoom free"),
+        WhyHeld.HANDLED_ERROR: (
+            "Go on behind the `except` block, not in it: until its end the error keeps the frames of the failed call, "
+            "and all their tensors.",
+            f"failed = False\ntry:\n    ...\nexcept {names}:\n    failed = True\nif failed: ...  # the second attempt",
+        ),
         WhyHeld.CYCLE: (
             f"Call gc.collect() when a round ends, or break the reference cycle ({group.holder}): objects that only "
             "refer to each other wait for the garbage collector.",
@@ -176,6 +181,12 @@ def _of_group(tape: Tape, group: HeldGroup) -> Suggestion:
         ),
     }[group.what]
     return Suggestion(text, code, group.size, False)
+
+
+_WITHOUT_GRAPH = (
+    "Evaluate without a graph, if no backward pass follows.",
+    "with torch.no_grad():\n    output = model(batch)",
+)
 
 
 def _when_filled(tape: Tape, group: HeldGroup) -> str:

@@ -12,7 +12,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+    register_module_parameter_registration_hook,
+)
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from memexplore.recorder import stacks
@@ -200,6 +204,11 @@ def hooks(recorder: Recorder) -> contextlib.ExitStack:
     def after_call(module: torch.nn.Module, args: Any, result: Any) -> None:
         recorder.call_ends(module)
 
+    def registered(module: torch.nn.Module, name: str, parameter: Any) -> None:
+        # A model that is never called has weights too, and one that is still being built.
+        if parameter is not None:
+            recorder.tags.tag_weight(parameter)
+
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         recorder.optimizer_begins(optimizer, stacks.caller(2))
 
@@ -209,6 +218,7 @@ def hooks(recorder: Recorder) -> contextlib.ExitStack:
     installed: list[Callable[[], Any]] = [
         lambda: register_module_forward_pre_hook(before_call),
         lambda: register_module_forward_hook(after_call, always_call=True),
+        lambda: register_module_parameter_registration_hook(registered),
         lambda: register_optimizer_step_pre_hook(before_step),
         lambda: register_optimizer_step_post_hook(after_step),
     ]

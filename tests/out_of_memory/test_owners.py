@@ -110,3 +110,31 @@ def test_a_search_that_takes_too_long_names_nobody(without_collector) -> None:
     found = post_mortem(f"{TRAINER}\nfor fold in range(9):\n    Trainer().fit()\n", "300MiB")
     assert found.complete
     assert owners((), time.thread_time() - 1) == ([], False)
+
+
+FALLBACK = """
+def scores():
+    made = torch.zeros(64, 1024, 1024, device="cuda")
+    return made, torch.zeros(64, 1024, 1024, device="cuda")
+
+def in_parts():
+    return torch.zeros(48, 1024, 1024, device="cuda")
+
+failed = False
+try:
+    scores()
+except torch.OutOfMemoryError:
+    {inside}
+if failed:
+    in_parts()
+"""
+
+
+def test_frames_of_the_error_that_is_being_handled_are_named() -> None:
+    found = post_mortem(FALLBACK.format(inside="in_parts()"), "400MiB")
+    assert found.cause is Cause.HELD, found.text
+    (group,) = found.held
+    assert (group.what, group.holder, group.size) == (WhyHeld.HANDLED_ERROR, "OutOfMemoryError", 256 * MIB)
+    assert "behind the `except` block" in found.suggestions[0].text
+    with pytest.raises(AssertionError, match="the cell fits"):
+        post_mortem(FALLBACK.format(inside="failed = True"), "400MiB")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 
 import pytest
@@ -309,3 +310,100 @@ with torch.no_grad():
     found = cells.post_mortem(source, "64MiB")
     assert "on the CPU" in found.suggestions[0].text, found.text
     assert not any("16 bits" in one.text for one in found.suggestions), found.text
+
+
+@pytest.mark.parametrize(("image", "evaluates"), [("image", True), ("image.requires_grad_()", False)])
+def test_a_model_whose_inputs_want_gradients_does_not_evaluate(image: str, evaluates: bool) -> None:
+    source = f"""
+model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(8)]).cuda().eval()
+image = torch.zeros(8192, 1024, device="cuda")
+attributions = torch.autograd.grad(model({image}).sum(), image)
+"""
+    found = cells.post_mortem(source, "250MiB")
+    assert found.suggestions[0].text.startswith("Evaluate without a graph") == evaluates, found.text
+    assert found.cause is (Cause.HELD if evaluates else Cause.TOO_MUCH)
+
+
+TILES = """
+class Autoencoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.decoder = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(4)])
+
+    def decode(self, latents):
+        tiles = []
+        for tile in latents.split(256):
+            tile = tile / 2
+            tiles.append(self.decoder(tile))
+        return torch.cat(tiles)
+
+model = Autoencoder().cuda()
+latents = torch.zeros(6144, 1024, device="cuda")
+model.decode(latents)
+"""
+
+
+def test_passes_with_a_graph_in_a_program_that_does_not_train_need_none() -> None:
+    found = cells.post_mortem(TILES, "120MiB")
+    first = found.suggestions[0]
+    assert first.text == "Evaluate without a graph, if no backward pass follows."
+    assert "the program has no optimizer and has run no backward pass" in found.sentences[-1]
+    assert cells.run(f"{first.code.splitlines()[0]}\n{textwrap.indent(TILES, '    ')}", "120MiB")[1] is None
+    # With an optimizer the graphs are those of a loss to come.
+    trains = TILES.replace("latents =", "optimizer = torch.optim.SGD(model.parameters())\nlatents =")
+    assert cells.post_mortem(trains, "120MiB").cause is not Cause.HELD
+
+
+SWITCHES = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4096, 1024, bias=False, device="cuda") for _ in range(10)])
+
+    def forward(self, x):
+        return sum(layer(x) for layer in self.layers)
+
+class Manager:
+    def switch(self):
+        {before}
+        self.model = Model()
+
+manager = Manager()
+for _ in range(3):
+    manager.switch()
+    with torch.no_grad():
+        manager.model(torch.zeros(8, 4096, device="cuda"))
+"""
+
+
+def test_a_model_that_is_kept_while_the_next_is_built_is_named() -> None:
+    found = cells.post_mortem(SWITCHES.format(before="pass"), "250MiB")
+    # A layer has 16 MiB: 10 of the model before, 4 of the one that is being built.
+    assert dict(found.by_category)["parameter"] == 14 * 16 << 20
+    assert "unknown" not in dict(found.by_category)
+    first = found.suggestions[0]
+    assert (first.code, first.frees, first.fits) == ("del self.model, manager.model", 160 << 20, True)
+    assert not any("batch" in each.text or "train" in each.text for each in found.suggestions), found.text
+    assert cells.run(SWITCHES.format(before="self.model = None"), "250MiB")[1] is None
+
+
+@pytest.mark.parametrize(
+    ("trained", "expected"),
+    [
+        ("model[-1]", "Keep the weights in 16 bits."),
+        ("model", "Use an optimizer with less state, such as SGD, Adafactor or 8-bit Adam, or weights in 16 bits."),
+    ],
+)
+def test_little_that_is_trained_needs_no_other_optimizer(trained: str, expected: str) -> None:
+    source = f"""
+model = nn.Sequential(*[nn.Linear(2048, 2048) for _ in range(8)], nn.Linear(2048, 8)).cuda().requires_grad_(False)
+optimizer = torch.optim.Adam({trained}.requires_grad_().parameters())
+for _ in range(2):
+    model(torch.zeros(512, 2048, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.zeros(96, 1024, 1024, device="cuda")
+"""
+    # 128 MiB of weights; all of them trained have as much of gradients, and twice of state.
+    found = cells.post_mortem(source, "160MiB" if trained != "model" else "450MiB")
+    assert expected in [each.text for each in found.suggestions], found.text

@@ -195,3 +195,12 @@ def test_tensors_without_memory_are_not_recorded():
         fake = torch.ones(1000) * 2
     assert recording.tape.size.sum() == 0
     assert fake is not None
+
+
+def test_weights_of_a_model_that_is_never_called_are_parameters():
+    def build():
+        layers = [nn.Linear(512, 512, bias=False, device="cuda") for _ in range(3)]
+        torch.zeros(512, 512, device="cuda")
+        return layers
+
+    assert block_sizes(mx.simulate(build, gpu="T4"), Category.PARAMETER) == [512 * 512 * 4] * 3
