@@ -253,3 +253,32 @@ def test_variable_of_a_cell_gets_its_value() -> None:
 def test_what_is_not_clear_is_said(source: str, knobs: Knobs, reason: str) -> None:
     with pytest.raises(Unclear, match=reason):
         changed(source, knobs, small())
+
+
+def test_a_cell_with_checkpoints_may_be_run_again() -> None:
+    calls = 0
+
+    class Layer(nn.Linear):
+        def forward(self, value: torch.Tensor) -> torch.Tensor:
+            nonlocal calls
+            calls += 1
+            return super().forward(value).relu()
+
+    net = nn.Sequential(*(nn.Sequential(Layer(8, 8)) for _ in range(4)))
+    cell = """\
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(2):
+    loss = net(torch.ones(2, 8)).sum()
+    loss.backward()
+    optimizer.step()
+"""
+    names = {"torch": torch, "net": net}
+    changed = changed_source(OwnCode(cell, names), Knobs(checkpoint="every 1"))
+    for _ in range(2):
+        calls = 0
+        exec(changed, names)
+        # Two steps, in which each of 4 layers runs in the forward pass and once more in the backward pass.
+        assert calls == 2 * 4 * 2
+    # A forward of the user's own stays.
+    net[0].forward = functools.partial(net[0].forward)
+    assert "pop(" not in changed_source(OwnCode(cell, names), Knobs(checkpoint="every 1"))

@@ -128,11 +128,25 @@ def _change_model(change: Change, sites: Sites | None) -> None:
     pieces = list(model_lines(model, change.knobs, sites))
     if not pieces:
         return
+    if any(_SETS_FORWARD in piece for piece in pieces) and _may_run_again(change, model, name):
+        pieces.insert(0, _WITHOUT_FORWARD)
     pieces = [_renamed(piece, {"model": name}) for piece in pieces]
     taken = _defined(ast.parse("\n".join(pieces))) & names(change.loop.tree) - _imported(change.loop.tree)
     if taken:
         raise Unclear(f"the lines for the model would change its name {min(taken)}")
     change.insert_before(_before_optimizer(change, name), pieces)
+
+
+_SETS_FORWARD = ".forward = "
+_WITHOUT_FORWARD = """\
+for module in model.modules():
+    vars(module).pop("forward", None)  # of an earlier run of these lines"""
+
+
+def _may_run_again(change: Change, model: torch.nn.Module | None, name: str) -> bool:
+    """Return whether a cell may be run twice with one model: it does not make it. Only classes have its `forward`."""
+    is_made = any(assigns(node, name) for node in ast.walk(change.loop.tree))
+    return not is_made and model is not None and not any("forward" in vars(module) for module in model.modules())
 
 
 def _model(change: Change) -> tuple[torch.nn.Module | None, str]:
