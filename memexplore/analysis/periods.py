@@ -182,11 +182,12 @@ def _line(tape: Tape, row: int, depth: int) -> str:
 
 def _calls(tape: Tape, rows: Rows) -> Rows:
     """Return the rows with which calls of a model begin, among some rows of one line."""
-    is_forward = (tape.action == Action.MARK) & (tape.phase == Phase.FORWARD)
-    is_forward[1:] &= tape.phase[:-1] != Phase.FORWARD
-    marks = np.flatnonzero(is_forward)
+    marks = np.flatnonzero((tape.action == Action.MARK) & (tape.phase == Phase.FORWARD))
     # The last mark before the first request belongs to it.
-    return marks[max(int(np.searchsorted(marks, rows[0])) - 1, 0) : int(np.searchsorted(marks, rows[-1]))]
+    marks = marks[max(int(np.searchsorted(marks, rows[0])) - 1, 0) : int(np.searchsorted(marks, rows[-1]))]
+    # A line may call several models, such as the criterion with the result of another: the first one begins.
+    first = rows[np.searchsorted(rows, marks)]
+    return marks[(tape.module[first] == tape.module[rows[0]]) & (tape.stack[first] == tape.stack[rows[0]])]
 
 
 def _frame(stack: tuple[Frame, ...], depth: int) -> Frame | None:

@@ -133,7 +133,7 @@ def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) 
         # Derivatives on the way of a step, such as those of meta-learning, leave the graphs to its backward pass.
         in_graph = [row for row in group.rows if int(tape.address[row]) in holder.in_graph]
         of_step = [row for row in in_graph if tape.step[row] == tape.step[-1]]
-        if not has_graph or (_went_backward(tape, [min(computed)]) and not _is_most(tape, group, of_step)):
+        if not has_graph or (went_backward(tape, [min(computed)]) and not _is_most(tape, group, of_step)):
             return group
         # Other values than losses, such as those that a loss compares, are needed together.
         return group._replace(what=WhyHeld.SUMMED_GRAPHS) if is_loss else None
@@ -305,7 +305,7 @@ def _places(tape: Tape) -> NDArray[np.int64]:
     return np.where(np.isin(tape.action, (Action.ALLOC, Action.OOM)), numbers, -1)
 
 
-def _went_backward(tape: Tape, rows: list[int]) -> bool:
+def went_backward(tape: Tape, rows: list[int]) -> bool:
     """Return whether a backward pass ran after the blocks were made."""
     after = slice(max(rows), len(tape))
     return bool(np.any(tape.phase[after] == Phase.BACKWARD))

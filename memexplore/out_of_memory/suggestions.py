@@ -11,12 +11,12 @@ from memexplore.out_of_memory.continuation import continuation
 from memexplore.out_of_memory.counterfactual import alive, bytes_of, fits_without
 from memexplore.out_of_memory.cures import CURES, GRADIENT, cure_of
 from memexplore.out_of_memory.evidence_types import Evidence
-from memexplore.out_of_memory.held import LAST_ERROR
+from memexplore.out_of_memory.held import LAST_ERROR, went_backward
 from memexplore.out_of_memory.held_types import HeldGroup, WhyHeld
 from memexplore.out_of_memory.needs import ever_longer, of_need
 from memexplore.out_of_memory.processes import MOST_PROCESSES, named_processes
 from memexplore.out_of_memory.suggestion import Suggestion
-from memexplore.tape import Tape
+from memexplore.tape import Category, Tape
 from memexplore.text.units import size_text
 
 _LITTLE = 0.01
@@ -126,7 +126,7 @@ def _of_group(tape: Tape, group: HeldGroup) -> Suggestion:
     names = group.holder.replace(", ", "`, `")
     loss = "loss" if group.is_container else group.holder.split(", ")[0]
     text, code = {
-        WhyHeld.GROWS: _of_growing(group),
+        WhyHeld.GROWS: _of_growing(tape, group),
         WhyHeld.SUMMED_GRAPHS: (
             f"Call backward on each loss, and keep numbers (`.item()`) in `{names}`: gradients add up from zero_grad "
             "on, and each graph is freed.",
@@ -217,7 +217,7 @@ def _of_idle(group: HeldGroup, names: str) -> tuple[str, str]:
     return text, f"{group.holder}.requires_grad_(False)  # or: with torch.no_grad(): around its call"
 
 
-def _of_growing(group: HeldGroup) -> tuple[str, str]:
+def _of_growing(tape: Tape, group: HeldGroup) -> tuple[str, str]:
     name = group.holder.replace(", ", "`, `")
     if not name:
         return (
@@ -225,7 +225,11 @@ def _of_growing(group: HeldGroup) -> tuple[str, str]:
             "",
         )
     keep = "keep" if ", " in name else "keeps"
+    kept, premise = f"`{name}` {keep} tensors of every step", ""
+    rows = list(group.rows)
+    if np.any(tape.category[rows] == Category.ACTIVATION) and not went_backward(tape, [min(rows)]):
+        kept, premise = f"{kept} with their graphs", "if no backward pass needs them together, "
     return (
-        f"`{name}` {keep} tensors of every step: keep copies without a graph on the CPU, or the numbers that you need.",
+        f"{kept}: {premise}keep copies without a graph on the CPU, or the numbers that you need.",
         "value.detach().cpu()",
     )

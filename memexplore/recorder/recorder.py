@@ -430,8 +430,8 @@ class Recorder:
                 here.phase = _FORWARD
                 if self._threads.leads_call(here, module):
                     self._step_begins(here)
-                    if self.marked != (self.step, _FORWARD):
-                        self.mark(_FORWARD)
+                    # Also behind another forward pass: the calls of a loop in one line are told apart by it.
+                    self.mark(_FORWARD)
                 for value in args:
                     self.tags.tag_input(value)
         number = self.names.number(module, calls[-1][0] if calls else -1)

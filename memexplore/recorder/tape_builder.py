@@ -135,6 +135,9 @@ def _categories_and_modules(recorder: Recorder, field: dict[str, Any], is_block:
     ends[:-1][ends[:-1] < 0] = count
     call = np.where(is_block, field["call"], -1)
     marks = np.flatnonzero(field["action"] == Action.MARK)
+    # Calls of models one after the other are one forward pass.
+    begun = np.stack([field["step"][marks], field["phase"][marks]])
+    marks = marks[np.append(True, np.any(np.diff(begun) != 0, axis=0))[: len(marks)]]
     rows = np.flatnonzero(is_block)
     category = np.full(count, Category.UNKNOWN, dtype=np.uint8)
     category[rows] = categories.decide(

@@ -137,6 +137,20 @@ def test_the_blocks_of_all_places_that_grow_are_kept() -> None:
     assert int(tape.size[list(found.kept)].sum()) == 2 * _KEPT * ended
 
 
+def test_calls_with_a_graph_in_one_line_are_iterations() -> None:
+    def run() -> None:
+        model, head, batch, results = _model(), _model(), _batch(), []
+        for _ in range(6):
+            results.append(head(model(batch)))
+
+    tape = simulate(run, gpu="1GiB")
+    assert (periods(tape).unit, periods(tape).numbers) == ("iteration", [1, 2, 3, 4, 5])
+    found = leak(tape)
+    assert found is not None
+    # Each model keeps the results of its second and its third layer.
+    assert found.bytes_per_period == 4 * _KEPT
+
+
 def _no_growth() -> None:
     model = _model()
     with torch.no_grad():
