@@ -83,6 +83,7 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
     variables: list[tuple[str, Any]] = []
     seen: set[str] = set()
     addresses = set(needed.blocks)
+    of_models = _of_models(needed)
     for name, use, value in _roots(error, frames, outer, shell):
         if name in seen or time.thread_time() > end:
             complete &= name in seen
@@ -91,6 +92,7 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
         reached = reached_from(value, end, needed.visited)
         complete &= reached.complete
         addresses.update(reached.blocks)
+        of_models |= _of_models(reached)
         own = {address: block for address, block in reached.blocks.items() if address not in needed.blocks}
         if own:
             holders.append(_holder(name, use, value, own))
@@ -136,9 +138,19 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
         to_come,
         may_train,
         trained,
+        frozenset(of_models),
         any(frame.f_code.co_name == "__init__" and _is_module(frame) for frame, _ in frames),
         _of_libraries(needed),
     )
+
+
+def _of_models(reached: Reached) -> set[int]:
+    kinds = (torch.nn.Module, torch.optim.Optimizer)
+    return {
+        address
+        for address, block in reached.blocks.items()
+        if block.owner is not None and issubclass(block.owner, kinds)
+    }
 
 
 def _is_module(frame: types.FrameType) -> bool:

@@ -94,6 +94,8 @@ class Evidence(NamedTuple):
     """Whether the program has an optimizer, or asks for gradients of a tensor that is no weight; True if unknown."""
     trained: int | None = None
     """Bytes of the weights that optimizers update; None without an optimizer, or if unknown."""
+    of_models: frozenset[int] = frozenset()
+    """Addresses that a model or an optimizer has."""
     building: bool = False
     """Whether the failing call is in the constructor of a model."""
     of_libraries: tuple[Holder, ...] = ()

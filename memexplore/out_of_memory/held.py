@@ -142,11 +142,20 @@ def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) 
         graph = _group(tape, what, holder.name, computed)
         return graph and graph._replace(is_container=holder.is_container)
     # A model that is being built uses nothing of another.
-    replaced = [row for row in direct if evidence.building or tape.category[row] not in _LASTING]
+    replaced = [
+        row
+        for row in direct
+        if evidence.building or tape.category[row] not in _LASTING or _is_copy_of_weights(tape, row, evidence)
+    ]
     if has_graph or is_beside or not replaced:
         return None
     what = WhyHeld.OLD_VALUE if _is_made_again(tape, replaced) else WhyHeld.NOT_REACHED
     return _group(tape, what, holder.name, replaced)
+
+
+def _is_copy_of_weights(tape: Tape, row: int, evidence: Evidence) -> bool:
+    """Return whether a block is of a state that a variable has, such as a checkpoint's, and no model or optimizer."""
+    return tape.category[row] in _OF_MODEL and int(tape.address[row]) not in evidence.of_models
 
 
 @cached_by_tape

@@ -5,6 +5,7 @@ Each row has the op, module, phase, step and stack; `tape_builder` decides the c
 
 from __future__ import annotations
 
+import gc
 import time
 import weakref
 from collections import deque
@@ -507,6 +508,17 @@ class Recorder:
             optimizer = state.stepping() if state.stepping is not None else None
             if optimizer is not None:
                 self.tags.tag_state(optimizer)
+
+    def tag_states(self) -> None:
+        """Tag the state of all optimizers, such as one that was loaded and has not stepped yet.
+
+        Call it while the exception that ends the program is handled.
+        """
+        self.settle()
+        for value in gc.get_objects():
+            # The object is not asked, as that may run the user's code.
+            if issubclass(type(value), torch.optim.Optimizer) and isinstance(vars(value).get("state"), dict):
+                self.tags.tag_state(value)
 
     def finish(self) -> None:
         """Close the calls and the steps of optimizers that an exception left open."""

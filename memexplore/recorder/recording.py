@@ -55,6 +55,7 @@ class Recording:
         self._end = endings.end_of(error)
         if self._recorder is not None:
             self._recorder.tag_unfinished_steps()
+            self._recorder.tag_states()
 
     @contextlib.contextmanager
     def ending_out_of_memory(self) -> Iterator[None]:

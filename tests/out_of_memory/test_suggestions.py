@@ -407,3 +407,42 @@ for _ in range(2):
     # 128 MiB of weights; all of them trained have as much of gradients, and twice of state.
     found = cells.post_mortem(source, "160MiB" if trained != "model" else "450MiB")
     assert expected in [each.text for each in found.suggestions], found.text
+
+
+RESUMED = """
+import io
+
+def model_and_optimizer():
+    model = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(8)]).cuda()
+    return model, torch.optim.Adam(model.parameters())
+
+def train(model, optimizer, batch):
+    model(torch.zeros(batch, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+file = io.BytesIO()
+model, optimizer = model_and_optimizer()
+train(model, optimizer, 8)
+torch.save({{"model": model.state_dict(), "optimizer": optimizer.state_dict()}}, file)
+file.seek(0)
+del model, optimizer
+checkpoint = torch.load(file, map_location="cuda")
+model, optimizer = model_and_optimizer()
+model.load_state_dict(checkpoint["model"])
+optimizer.load_state_dict(checkpoint["optimizer"])
+{then}
+train(model, optimizer, 1024)
+"""
+
+
+def test_a_checkpoint_that_a_variable_keeps_counts_with_all_its_weights() -> None:
+    found = cells.post_mortem(RESUMED.format(then=""), "192MiB")
+    # 8 weights of 4 MiB in the model and in the checkpoint. The optimizer has taken over the checkpoint's two averages
+    # of each, and its step, which `map_location` has moved to the GPU: a block of 512 bytes.
+    categories = dict(found.by_category)
+    assert (categories["parameter"], categories["optimizer state"]) == (64 << 20, (64 << 20) + 8 * 512)
+    assert found.cause is Cause.HELD, found.text
+    first = found.suggestions[0]
+    assert (first.code, first.frees, first.fits) == ("del checkpoint", 32 << 20, True)
+    assert cells.run(RESUMED.format(then=first.code), "192MiB")[1] is None
