@@ -43,11 +43,16 @@ def replayed_text(tape: Tape) -> str:
     >>> replayed_text(Tape.from_columns(rows, meta=Meta(Source.PREDICTED, "Tesla T4")))
     'replayed; what follows is not known'
     """
-    continued, unit = continuation(tape), periods(tape).unit
-    if continued is None:
+    continued = continuation(tape)
+    more = f" and {continued.repetitions} more" if continued is not None and continued.repetitions else ""
+    return f"{rest_replayed_text(tape)}{more}"
+
+
+def rest_replayed_text(tape: Tape) -> str:
+    """Return how much was replayed where nothing behind the failing period was."""
+    if continuation(tape) is None:
         return "replayed; what follows is not known"
-    more = f" and {continued.repetitions} more" if continued.repetitions else ""
-    return f"replayed with the rest of the {unit}{more}"
+    return f"replayed with the rest of the {periods(tape).unit}"
 
 
 _Block = tuple[int, int, int]

@@ -124,6 +124,7 @@ def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) 
     group = _group(tape, WhyHeld.GROWS, holder.name, computed)
     # One call may make several blocks at one place, such as the copies of query, key and value.
     grows = group is not None and group.blocks >= _ALIKE and _is_most(tape, group, _of_several_calls(tape, computed))
+    grows = grows and not _of_few_backward_passes(tape, computed)
     direct = [row for row in rows if int(tape.address[row]) not in holder.in_graph]
     is_loss = bool(np.all(tape.size[direct] <= _SCALAR))
     if grows and group is not None and (holder.is_container or has_graph):
@@ -141,11 +142,12 @@ def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) 
         what = WhyHeld.EARLIER_GRAPH if is_loss else WhyHeld.OLD_VALUE
         graph = _group(tape, what, holder.name, computed)
         return graph and graph._replace(is_container=holder.is_container)
-    # A model that is being built uses nothing of another.
+    # A model that is being built uses nothing of another, and often replaces it where none is trained.
+    replaces = evidence.building and evidence.trained is None
     replaced = [
         row
         for row in direct
-        if evidence.building or tape.category[row] not in _LASTING or _is_copy_of_weights(tape, row, evidence)
+        if replaces or tape.category[row] not in _LASTING or _is_copy_of_weights(tape, row, evidence)
     ]
     if has_graph or is_beside or not replaced:
         return None
@@ -398,6 +400,12 @@ def _backward_passes(tape: Tape) -> NDArray[np.int64]:
     """Return for each row the number of backward passes that have ended before it."""
     is_backward = tape.phase == Phase.BACKWARD
     return np.concatenate([[0], np.cumsum(is_backward[:-1] & ~is_backward[1:])])
+
+
+def _of_few_backward_passes(tape: Tape, rows: list[int]) -> bool:
+    """Return whether fewer than `_ALIKE` backward passes made some blocks: one makes the gradients of many weights."""
+    is_backward = bool(np.all(tape.phase[rows] == Phase.BACKWARD))
+    return is_backward and len(set(_backward_passes(tape)[rows].tolist())) < _ALIKE
 
 
 def _of_earlier_passes(tape: Tape, rows: list[int]) -> list[int]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from memexplore.analysis.budget import limit_text, short_name
 from memexplore.analysis.places import place
 from memexplore.out_of_memory.cause import Cause
-from memexplore.out_of_memory.continuation import replayed_text
+from memexplore.out_of_memory.continuation import replayed_text, rest_replayed_text
 from memexplore.out_of_memory.counterfactual import largest_before
 from memexplore.out_of_memory.held_types import HeldGroup, WhyHeld
 from memexplore.out_of_memory.processes import MOST_PROCESSES, named_processes
@@ -148,7 +148,7 @@ def _held(post_mortem: PostMortem) -> str:
     if len(enough) > 1:
         others = ", ".join(_held_text(group) for group in enough[1:3])
         return f"{first}, and {others}"
-    return f"{first}; without this memory the request fits ({replayed_text(post_mortem.tape)})"
+    return f"{first}; without this memory the request fits ({rest_replayed_text(post_mortem.tape)})"
 
 
 def _named(post_mortem: PostMortem) -> list[HeldGroup]:

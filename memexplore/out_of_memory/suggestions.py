@@ -48,7 +48,7 @@ def suggestions(tape: Tape, finding: Finding, evidence: Evidence | None) -> tupl
         for group in finding.not_reached
         if group.size >= least
     ]
-    # Most often what is built replaces a model that is still there.
+    # What is built often replaces a model that is still there.
     result = [*unused, *result] if evidence is not None and evidence.building else [*result, *unused]
     if finding.cause is Cause.TOO_MUCH and finding.fits_expandable:
         result.append(_expandable(tape))

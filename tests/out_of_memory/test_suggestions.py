@@ -446,3 +446,40 @@ def test_a_checkpoint_that_a_variable_keeps_counts_with_all_its_weights() -> Non
     first = found.suggestions[0]
     assert (first.code, first.frees, first.fits) == ("del checkpoint", 32 << 20, True)
     assert cells.run(RESUMED.format(then=first.code), "192MiB")[1] is None
+
+
+def test_a_model_with_an_optimizer_is_not_to_be_deleted_while_another_is_built() -> None:
+    source = """
+def network():
+    return nn.Sequential(*[nn.Linear(1024, 4096, bias=False, device="cuda") for _ in range(6)])
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = network()
+
+generator = Net()
+optimizer = torch.optim.Adam(generator.parameters())
+discriminator = Net()
+"""
+    # A network has 6 x 16 MiB.
+    found = cells.post_mortem(source, "170MiB")
+    assert not any("generator" in each.code for each in found.suggestions), found.text
+    without = source.replace("optimizer =", "# optimizer =")
+    assert cells.post_mortem(without, "170MiB").suggestions[0].code == "del generator"
+
+
+def test_gradients_of_one_backward_pass_are_no_leak() -> None:
+    source = """
+model = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(4)]).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+weights = dict(model.named_parameters())
+for _ in range(20):
+    output = torch.func.functional_call(model, weights, (torch.randn(256, 1024, device="cuda"),))
+    gradients = torch.autograd.grad(output.square().mean(), list(weights.values()), create_graph=True)
+    weights = {name: weight - 0.1 * each for (name, weight), each in zip(weights.items(), gradients)}
+torch.func.functional_call(model, weights, (torch.randn(256, 1024, device="cuda"),)).mean().backward()
+optimizer.step()
+"""
+    found = cells.post_mortem(source, "300MiB")
+    assert found.cause is not Cause.LEAK, found.text
