@@ -24,6 +24,9 @@ _LEAST_OTHERS = 64 << 20
 _MOST_REPLAYS = 6
 _LITTLE = 0.05
 """Share of the device below which what is held is no cause of a first forward pass that fails."""
+_GROWING = (WhyHeld.GROWS, WhyHeld.SUMMED_GRAPHS, WhyHeld.LONG_GRAPH)
+_LITTLE_GROWTH = 0.01
+"""Share of the device below which what grows is no cause: the missing bytes are as few by chance."""
 _MUCH = 0.1
 """Share of the device from which what is free in pieces is a cause: a full GPU has some of it whatever fills it."""
 
@@ -89,10 +92,13 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
         held = [*first, *(group for group in groups if group not in first)]
         return Finding(cause, tuple(held), missing, others, processes, expandable, to_come, unlimited, not_reached)
 
-    growing = [group for group in groups if group.what in (WhyHeld.GROWS, WhyHeld.SUMMED_GRAPHS, WhyHeld.LONG_GRAPH)]
+    growing = [group for group in groups if group.what in _GROWING]
+    little = [group for group in growing if group.size < _LITTLE_GROWTH * (tape.meta.capacity or 0)]
+    causes = [group for group in groups if group not in little]
+    growing = [group for group in growing if group not in little]
     if enough := _enough(tape, growing, missing):
         return finding_of(Cause.LEAK, enough)
-    enough = _enough(tape, [group for group in groups if group.what is not WhyHeld.BEFORE], missing)
+    enough = _enough(tape, [group for group in causes if group.what is not WhyHeld.BEFORE], missing)
     # The little that a full GPU has left may be in pieces by chance: what is held is more.
     is_much = unused >= _MUCH * (tape.meta.capacity or unused)
     is_most = max(sum(group.size for group in enough), others) < unused
@@ -102,7 +108,7 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
         return finding_of(Cause.HELD, enough)
     if others >= missing and counterfactual.fits_with(_ahead(tape), others):
         return finding_of(Cause.ANOTHER_PROCESS, [])
-    if (enough := _enough(tape, groups, missing)) and _goes_on_without(tape, enough):
+    if (enough := _enough(tape, causes, missing)) and _goes_on_without(tape, enough):
         return finding_of(Cause.HELD, enough)
     return finding_of(Cause.TOO_MUCH, [])
 

@@ -106,7 +106,8 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
         holders.append(earlier._replace(addresses=rest, in_graph=earlier.in_graph & rest))
     wants_gradients = any(map(_wants_gradient, needed.kept))
     line = f"{users[-1][0].f_code.co_filename}:{users[-1][1]}" if users else ""
-    layer, evaluating = _modules(frames)
+    # A model whose constructor has not got far may have no layers yet.
+    layer, evaluating = attempts.value(lambda: _modules(frames), ("", ""))
     state, no_update, not_trained, may_train, trained = State.UNKNOWN, None, None, True, None
     if complete:
         blocks = [reached.blocks for reached in of_program]
@@ -327,40 +328,40 @@ def _imported(names: list[dict[str, Any]]) -> Iterator[tuple[str, types.ModuleTy
 def _holder(name: str, use: VariableUse, value: Any, own: dict[int, Block]) -> Holder:
     in_graph = frozenset(address for address, block in own.items() if block.in_graph)
     size = sum(block.size for block in own.values())
-    label = name
+    label, is_model = name, isinstance(value, torch.nn.Module)
     # An optimizer can only be deleted as a whole.
     if use in (VariableUse.NOT_REACHED, VariableUse.BESIDE) and not isinstance(value, torch.optim.Optimizer):
-        label = ", ".join(f"{name}{attribute}" for attribute in sorted(_attributes(own, value)))
+        way = "" if is_model else _model_of(value, own.values())
+        is_model = is_model or bool(way)
+        label = f"{name}{way}" if way else ", ".join(f"{name}{attribute}" for attribute in sorted(_attributes(own)))
     is_container = not isinstance(value, torch.Tensor)
-    return Holder(label, use, frozenset(own), in_graph, size, len(own) - len(in_graph), is_container, _classes(own))
+    tensors, classes = len(own) - len(in_graph), _classes(own)
+    return Holder(label, use, frozenset(own), in_graph, size, tensors, is_container, classes, is_model)
 
 
-def _attributes(own: dict[int, Block], value: Any) -> list[str]:
-    """Return the attribute of a value that holds some blocks, or the few lists that do, such as `.history`.
-
-    Several attributes of a model are those of one, such as `.trainer.model`. Else "".
-    """
+def _attributes(own: dict[int, Block]) -> list[str]:
+    """Return the attribute that holds some blocks, or the few lists that do, such as `.history`; else only ""."""
     direct = [block for block in own.values() if not block.in_graph] or list(own.values())
     sizes: dict[str, int] = {}
     for block in direct:
         path = block.path.partition("[")[0].partition(".__")[0]
         sizes[path] = sizes.get(path, 0) + block.size
     are_lists = all("[" in block.path for block in direct)
-    if len(sizes) == 1 or (are_lists and len(sizes) <= _MOST_LISTS):
-        return list(sizes)
-    return [_model_of(value, sizes)]
+    return list(sizes) if len(sizes) == 1 or (are_lists and len(sizes) <= _MOST_LISTS) else [""]
 
 
-def _model_of(value: Any, paths: Iterable[str]) -> str:
-    """Return the path to the model that all paths lead to, "" if they do to none or to the value itself."""
+def _model_of(value: Any, blocks: Iterable[Block]) -> str:
+    """Return the attributes of a value that lead to the one model with all blocks, "" if there is none."""
     way = ""
-    for names in zip(*(path.split(".")[1:] for path in paths), strict=False):
+    for names in zip(*(block.path.partition("[")[0].split(".")[1:] for block in blocks), strict=False):
         if isinstance(value, torch.nn.Module) or len({*names}) > 1:
             break
         way = f"{way}.{names[0]}"
-        # A property would run the user's code.
-        attributes = getattr(value, "__dict__", None)
-        value = attributes.get(names[0]) if isinstance(attributes, dict) else None
+        # A property, or a `__getattr__`, would run the user's code.
+        try:
+            value = object.__getattribute__(value, "__dict__").get(names[0])
+        except AttributeError:
+            return ""
     return way if isinstance(value, torch.nn.Module) else ""
 
 

@@ -59,6 +59,8 @@ class Holder(NamedTuple):
     is_container: bool
     classes: tuple[str, ...] = ()
     """The object with the attribute that holds most: its class and those that it is derived from (`cures`)."""
+    is_model: bool = False
+    """Whether `name` is that of one model."""
 
 
 class Evidence(NamedTuple):

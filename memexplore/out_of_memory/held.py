@@ -143,7 +143,7 @@ def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) 
         graph = _group(tape, what, holder.name, computed)
         return graph and graph._replace(is_container=holder.is_container)
     # A model that is being built uses nothing of another, and often replaces it where none is trained.
-    replaces = evidence.building and evidence.trained is None
+    replaces = evidence.building and evidence.trained is None and holder.is_model
     replaced = [
         row
         for row in direct

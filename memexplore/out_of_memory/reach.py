@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 import types
+import weakref
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -71,7 +72,8 @@ def address_of(tensor: torch.Tensor) -> tuple[int, int]:
             return ref.address, ref.size
         if tensor.device.type == "cuda":
             return storage.data_ptr(), storage.nbytes()
-    except (NotImplementedError, RuntimeError, ValueError, AttributeError):  # without a storage
+    except (NotImplementedError, RuntimeError, ValueError, AttributeError, TypeError):
+        # Without a storage, or of a class that does not let torch have it.
         pass
     return 0, 0
 
@@ -215,9 +217,18 @@ def _attributes(value: Any, path: str, in_graph: bool) -> Iterator[tuple[Any, st
             yield inner, f"{path}.{name}", in_graph
 
 
-@functools.lru_cache(maxsize=4096)
 def _slots(kind: type) -> tuple[str, ...]:
     """Return the slots of a class of the user; slots of other classes may compute what they return."""
+    if (known := _slots_of.get(kind)) is None:
+        known = _slots_of[kind] = _found_slots(kind)
+    return known
+
+
+_slots_of: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
+"""Slots by class: a class leads to its functions, and these to all variables of their module."""
+
+
+def _found_slots(kind: type) -> tuple[str, ...]:
     names = vars(kind).get("__slots__", ())
     names = (names,) if isinstance(names, str) else tuple(names)
     return tuple(

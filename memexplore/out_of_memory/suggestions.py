@@ -221,7 +221,8 @@ def _of_growing(tape: Tape, group: HeldGroup) -> tuple[str, str]:
     name = group.holder.replace(", ", "`, `")
     if not name:
         return (
-            "Keep nothing of earlier steps or calls on the GPU: move it to the CPU (`.cpu()`), or let go of it.",
+            "Keep nothing of earlier steps or calls on the GPU: move it to the CPU without its graph "
+            "(`.detach().cpu()`), or let go of it.",
             "",
         )
     keep = "keep" if ", " in name else "keeps"

@@ -7,6 +7,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from memexplore.tape import Action, Phase, Tape
+from memexplore.torch_internals.modules import weights_of
 
 
 class CpuTraining:
@@ -22,7 +23,7 @@ class CpuTraining:
         """Note a model that code outside of models calls."""
         if model not in self._seen:
             self._seen[model] = True
-            if _on_cpu(list(model.parameters())):
+            if _on_cpu(weights_of(model)):
                 self._models.setdefault(type(model).__name__)
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:

@@ -55,7 +55,8 @@ def out_of_memory_error(error: BaseException | None) -> torch.OutOfMemoryError |
     seen: set[int] = set()
     link = error
     while link is not None and id(link) not in seen:
-        if isinstance(link, torch.OutOfMemoryError):
+        # One that was raised from another stands for it.
+        if isinstance(link, torch.OutOfMemoryError) and not isinstance(link.__cause__, torch.OutOfMemoryError):
             return link
         seen.add(id(link))
         link = link.__cause__ or (link.__context__ if isinstance(link, SystemExit) else None)

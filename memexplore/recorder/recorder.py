@@ -5,6 +5,7 @@ Each row has the op, module, phase, step and stack; `tape_builder` decides the c
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 import weakref
@@ -518,7 +519,10 @@ class Recorder:
         for value in gc.get_objects():
             # The object is not asked, as that may run the user's code.
             if issubclass(type(value), torch.optim.Optimizer) and isinstance(vars(value).get("state"), dict):
-                self.tags.tag_state(value)
+                # A class of the user may compute its attributes, and a weight may have no storage: the program's own
+                # error counts.
+                with contextlib.suppress(Exception):
+                    self.tags.tag_state(value)
 
     def finish(self) -> None:
         """Close the calls and the steps of optimizers that an exception left open."""

@@ -14,6 +14,7 @@ import torch
 
 from memexplore.recorder.stacks import Outer
 from memexplore.tape import Phase
+from memexplore.torch_internals.modules import weights_of
 from memexplore.torch_internals.tensors import forward_gradients_enabled
 
 _NESTED = 4
@@ -136,7 +137,7 @@ class Threads:
         """Return whether the calling thread leads when it calls a module outside of any other."""
         if here is self._leader:
             return True
-        trained = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters())
+        trained = torch.is_grad_enabled() and any(weight.requires_grad for weight in weights_of(module))
         return self.leads(here, trained)
 
     def close_calls(self) -> list[int]:

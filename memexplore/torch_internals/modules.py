@@ -37,6 +37,17 @@ HOOK_TABLES = MODULE_TABLES[3:]
 """Tables of a module's own hooks."""
 parameters_of: Callable[[nn.Module], dict[str, nn.Parameter | None]] = operator.attrgetter(MODULE_TABLES[0])
 buffers_of: Callable[[nn.Module], dict[str, torch.Tensor | None]] = operator.attrgetter(MODULE_TABLES[1])
+
+
+def weights_of(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of a model, whose class may have a method or an attribute named ``parameters``.
+
+    >>> [tuple(weight.shape) for weight in weights_of(nn.Linear(2, 3))]
+    [(3, 2), (3,)]
+    """
+    return [weight for part in model.modules() for weight in parameters_of(part).values() if weight is not None]
+
+
 pre_hooks_of: Callable[[nn.Module], dict[int, Callable[..., Any]]] = operator.attrgetter(MODULE_TABLES[4])
 pre_hooks_with_kwargs_of: Callable[[nn.Module], dict[int, bool]] = attribute_of(
     "torch.nn.Module",
