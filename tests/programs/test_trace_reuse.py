@@ -87,9 +87,9 @@ def test_reused_trace_of_unusual_steps_in_every_loop(name: str, knobs: Knobs) ->
 def test_several_losses_go_backward_one_after_the_other() -> None:
     tape = run(step_of("gan"), machine=machine_of(GPU)).tape
     first = (tape.action == Action.MARK) & (tape.step == 1)
-    # The discriminator's loss, then the generator's, then one optimizer.
+    # Three models are called for the discriminator's loss, then one for the generator's; then one optimizer.
     assert [Phase(phase).text for phase in tape.phase[first]] == [
-        *("forward", "backward") * 2, "optimizer", "other",
+        *["forward"] * 3, "backward", "forward", "backward", "optimizer", "other",
     ]  # fmt: skip
 
 
