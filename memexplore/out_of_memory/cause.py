@@ -92,10 +92,9 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
         held = [*first, *(group for group in groups if group not in first)]
         return Finding(cause, tuple(held), missing, others, processes, expandable, to_come, unlimited, not_reached)
 
-    growing = [group for group in groups if group.what in _GROWING]
-    little = [group for group in growing if group.size < _LITTLE_GROWTH * (tape.meta.capacity or 0)]
-    causes = [group for group in groups if group not in little]
-    growing = [group for group in growing if group not in little]
+    least = _LITTLE_GROWTH * (tape.meta.capacity or 0)
+    causes = [group for group in groups if group.what not in _GROWING or group.size >= least]
+    growing = [group for group in causes if group.what in _GROWING]
     if enough := _enough(tape, growing, missing):
         return finding_of(Cause.LEAK, enough)
     enough = _enough(tape, [group for group in causes if group.what is not WhyHeld.BEFORE], missing)

@@ -24,7 +24,7 @@ from memexplore.out_of_memory.optimizer_state import bytes_of_weights, state_of,
 from memexplore.out_of_memory.owners import owners
 from memexplore.out_of_memory.reach import Block, Reached, is_users_module, locals_of, reached_from
 from memexplore.out_of_memory.untrained import optimizers_in, untrained, without_update
-from memexplore.recorder.endings import out_of_memory_error
+from memexplore.recorder.endings import class_name, out_of_memory_error
 from memexplore.tape import Phase
 from memexplore.virtual_gpu.frame_variables import variables
 
@@ -286,7 +286,7 @@ def _roots(
             yield from ((name, use, value) for name, value in _variables(frame))
     # The error was raised while this one was handled, and its `except` block keeps it.
     if error.__context__ is not None:
-        yield type(error.__context__).__name__, VariableUse.HANDLED_ERROR, error.__context__
+        yield class_name(error.__context__), VariableUse.HANDLED_ERROR, error.__context__
     for name in ("last_exc", "last_value", "last_traceback"):
         value = getattr(sys, name, None)
         if value is not None and value is not error and value is not error.__traceback__:

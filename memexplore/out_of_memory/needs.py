@@ -53,22 +53,16 @@ def of_need(tape: Tape, evidence: Evidence | None) -> list[Suggestion]:
     longer = ever_longer(tape)
     result[:0] = filter(None, (longer, _larger_than_before(tape), _waiting_inputs(tape, rows, sizes), layer))
     of_batch = _of_batch(tape, rows)
-    builds = evidence is not None and evidence.building
     smaller = (
-        None
-        if builds
-        else _PARTS_OF_DATA
-        if _computes_only(tape)
-        else _RESULTS
-        if _evaluates(tape, rows)
-        else _smaller_batch(tape, rows)
+        _PARTS_OF_DATA if _computes_only(tape) else _RESULTS if _evaluates(tape, rows) else _smaller_batch(tape, rows)
     )
+    has_batch = longer is None and not (evidence is not None and evidence.building)
     idle = _of_untrained(tape, rows, evidence)
     of_model = int(sizes[np.isin(tape.category[rows], (*_OF_LAYER, Category.BUFFER))].sum())
     # Parts of a whole are as much with smaller batches, only more of them.
     by_size = [
         (0 if idle is None else 2 * idle.frees, idle),
-        (of_batch + int(tape.size[last]) * (not updates), None if longer is not None else smaller),
+        (of_batch + int(tape.size[last]) * (not updates), smaller if has_batch else None),
         (of_model - (0 if idle is None else 2 * idle.frees), less),
     ]
     of_size = [

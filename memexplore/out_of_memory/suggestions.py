@@ -165,8 +165,8 @@ def _of_group(tape: Tape, group: HeldGroup) -> Suggestion:
         ),
         WhyHeld.LAST_ERROR: ("Free what the frames of the earlier error hold.", "%memoom free"),
         WhyHeld.HANDLED_ERROR: (
-            "Go on behind the `except` block, not in it: until its end the error keeps the frames of the failed call, "
-            "and all their tensors.",
+            "Try again after the `except` block, not inside it: until the block ends, the error keeps the frames "
+            "of the failed call and all their tensors.",
             f"failed = False\ntry:\n    ...\nexcept {names}:\n    failed = True\nif failed: ...  # the second attempt",
         ),
         WhyHeld.CYCLE: (

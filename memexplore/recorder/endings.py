@@ -63,11 +63,19 @@ def out_of_memory_error(error: BaseException | None) -> torch.OutOfMemoryError |
     return None
 
 
+def class_name(error: BaseException) -> str:
+    """Return the name of an error's class, with its module where code needs it.
+
+    >>> class_name(ValueError()), class_name(torch.OutOfMemoryError())
+    ('ValueError', 'torch.OutOfMemoryError')
+    """
+    name, module = type(error).__qualname__, type(error).__module__
+    return name if module in ("builtins", "__main__") else f"{module}.{name}"
+
+
 def _text(error: BaseException) -> str:
     """Return type and message of an error in one line, with the user's line that raised it."""
-    name = type(error).__qualname__
-    if type(error).__module__ not in ("builtins", "__main__"):
-        name = f"{type(error).__module__}.{name}"
+    name = class_name(error)
     message = clean_text(next((line for line in map(str.strip, _message(error).splitlines()) if line), ""), _LONGEST)
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         name, message = f"exit status {error.code}", ""

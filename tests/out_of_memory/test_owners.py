@@ -134,7 +134,7 @@ def test_frames_of_the_error_that_is_being_handled_are_named() -> None:
     found = post_mortem(FALLBACK.format(inside="in_parts()"), "400MiB")
     assert found.cause is Cause.HELD, found.text
     (group,) = found.held
-    assert (group.what, group.holder, group.size) == (WhyHeld.HANDLED_ERROR, "OutOfMemoryError", 256 * MIB)
-    assert "behind the `except` block" in found.suggestions[0].text
+    assert (group.what, group.holder, group.size) == (WhyHeld.HANDLED_ERROR, "torch.OutOfMemoryError", 256 * MIB)
+    assert "after the `except` block" in found.suggestions[0].text
     with pytest.raises(AssertionError, match="the cell fits"):
         post_mortem(FALLBACK.format(inside="failed = True"), "400MiB")
