@@ -54,6 +54,7 @@ class Recording:
             extension_errors.explain(error)
         self._end = endings.end_of(error)
         if self._recorder is not None:
+            self._recorder.tag_unfinished_steps()
             self._recorder.tag_states()
 
     @contextlib.contextmanager
