@@ -511,7 +511,7 @@ class Recorder:
                 self.tags.tag_state(optimizer)
 
     def tag_states(self) -> None:
-        """Tag the state of all optimizers, such as one that was loaded and has not stepped yet.
+        """Tag the recorded state of all optimizers, such as one that was loaded and has not stepped yet.
 
         Call it while the exception that ends the program is handled.
         """
@@ -522,7 +522,7 @@ class Recorder:
                 # A class of the user may compute its attributes, and a weight may have no storage: the program's own
                 # error counts.
                 with contextlib.suppress(Exception):
-                    self.tags.tag_state(value)
+                    self.tags.tag_recorded_state(value)
 
     def finish(self) -> None:
         """Close the calls and the steps of optimizers that an exception left open."""

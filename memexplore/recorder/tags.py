@@ -5,7 +5,7 @@ They are found by their storages; the category of all other blocks is derived af
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -135,13 +135,18 @@ class Tags:
         if self._tagged_states.get(optimizer) == present:
             return
         self._tagged_states[optimizer] = present
-        for parameter, state in optimizer.state.items():
-            if not isinstance(state, dict):
-                continue
-            owner = self.owner_of(parameter) if isinstance(parameter, torch.Tensor) else None
-            for value in state.values():
-                if isinstance(value, torch.Tensor):
-                    self.tag(value, Category.OPTIMIZER_STATE, owner)
+        for key, value in _state_tensors(optimizer):
+            self._tag_state_of(key, value)
+
+    def tag_recorded_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """Tag what the recording has of an optimizer's state; an optimizer of another program has nothing there."""
+        for key, value in _state_tensors(optimizer):
+            if storage_key(untyped_storage(value)) in self._live:
+                self._tag_state_of(key, value)
+
+    def _tag_state_of(self, key: Any, value: torch.Tensor) -> None:
+        owner = self.owner_of(key) if isinstance(key, torch.Tensor) else None
+        self.tag(value, Category.OPTIMIZER_STATE, owner)
 
     def tag(self, tensor: torch.Tensor, category: Category, owner: int | None) -> int:
         """Tag the storage of a tensor with a category, and with the number of a module if it has one.
@@ -185,6 +190,14 @@ class Tags:
             return otherwise
         ref = self._live.get(storage_key(untyped_storage(first)))
         return otherwise if ref is None else self.owners.get(self._open_rows.get(ref.address, -1), otherwise)
+
+
+def _state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Any, torch.Tensor]]:
+    """Yield each tensor of an optimizer's state, after its key there, which usually is a parameter."""
+    for key, state in optimizer.state.items():
+        # Optimizers of other people keep numbers beside the dictionaries of the parameters.
+        if isinstance(state, dict):
+            yield from ((key, value) for value in state.values() if isinstance(value, torch.Tensor))
 
 
 def _listed(names: list[str]) -> str:

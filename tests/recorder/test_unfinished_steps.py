@@ -58,6 +58,17 @@ def test_the_states_of_an_update_that_is_interrupted_are_optimizer_state(device)
     assert _states(recording.tape, len(recording.tape) - 1) == 4 * MIB
 
 
+def test_the_states_of_another_program_are_not_part_of_a_recording_that_fails():
+    weight = nn.Parameter(torch.zeros(1000))
+    other = torch.optim.SGD([weight], 0.1, momentum=0.9)
+    weight.grad = torch.zeros_like(weight)
+    other.step()
+    with pytest.raises(KeyboardInterrupt), record() as recording:
+        torch.zeros(10)
+        _interrupt()
+    assert recording.tape.size.max() == 40  # the ten zeros
+
+
 def test_the_states_are_known_where_the_program_catches_the_error_and_goes_on():
     model = nn.Sequential(*(nn.Linear(1024, 2560, bias=False) for _ in range(4)))
     optimizer = torch.optim.Adam(model.parameters(), foreach=False)
