@@ -9,6 +9,7 @@ from memexplore.analysis.levers import is_short, recomputes
 from memexplore.analysis.places import place
 from memexplore.analysis.tables import user_line
 from memexplore.out_of_memory.counterfactual import alive, asks_for_more, fits_without, largest_before
+from memexplore.out_of_memory.earlier_periods import larger_period
 from memexplore.out_of_memory.evidence_types import Evidence, State
 from memexplore.out_of_memory.suggestion import Suggestion
 from memexplore.tape import Action, Category, Phase, Tape
@@ -22,8 +23,10 @@ _LITTLE = 0.05
 from which their gradients and states are worth a change."""
 _WORTH = 0.01
 """Share of the allocated bytes below which what a change concerns is not worth it, if another change concerns more."""
-_MUCH_LARGER = 4
+_LARGER_REQUEST = 4
 """Times the largest request of the same call before, from which a request is said to be large."""
+_LARGER_INPUT = 2
+"""Times the largest period before, from which an input is said to be large."""
 _ALIKE = 3
 """Tensors of one line from which they are said to wait."""
 _OF_DATA = ("aten::_to_copy", "aten::copy_", "aten::clone", "aten::to")
@@ -166,15 +169,17 @@ def _smaller_batch(tape: Tape, rows: Rows) -> Suggestion:
 
 
 def _larger_than_before(tape: Tape) -> Suggestion | None:
-    """Return the suggestion for a request that is much larger than those of the same call before it."""
-    before = largest_before(tape)
-    if before is None or int(tape.size[-1]) < _MUCH_LARGER * before:
+    """Return the suggestion for an input, or a request, that is much larger than those before it."""
+    larger, request = larger_period(tape), largest_before(tape)
+    if larger is not None and larger.inputs is not None and larger.size >= _LARGER_INPUT * larger.before:
+        text, saved = "Shorten data of this size, go through them in parts", larger.size - larger.before
+        before = f"earlier inputs were at most {larger.inputs.before}"
+    elif request is not None and int(tape.size[-1]) >= _LARGER_REQUEST * request:
+        text, saved = "Go through data of this size in parts, or on the CPU", int(tape.size[-1]) - request
+        before = f"earlier rounds asked for at most {size_text(request)} here"
+    else:
         return None
-    text = (
-        "Go through data of this size in parts, or on the CPU, or leave them out: earlier rounds asked for at most "
-        f"{size_text(before)} here."
-    )
-    return Suggestion(text, "", int(tape.size[-1]) - before, False)
+    return Suggestion(f"{text}, or leave them out: {before}.", "", saved, False)
 
 
 def _waiting_inputs(tape: Tape, rows: Rows, sizes: Rows) -> Suggestion | None:

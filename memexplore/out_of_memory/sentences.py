@@ -9,9 +9,10 @@ from memexplore.analysis.places import place
 from memexplore.out_of_memory.cause import Cause
 from memexplore.out_of_memory.continuation import replayed_text, rest_replayed_text
 from memexplore.out_of_memory.counterfactual import largest_before
+from memexplore.out_of_memory.earlier_periods import larger_period
 from memexplore.out_of_memory.held_types import HeldGroup, WhyHeld
 from memexplore.out_of_memory.processes import MOST_PROCESSES, named_processes
-from memexplore.tape import Phase
+from memexplore.tape import Phase, Tape
 from memexplore.text.units import size_text
 
 if TYPE_CHECKING:
@@ -91,8 +92,6 @@ def _cause(post_mortem: PostMortem) -> str:
 
 
 def _too_much(post_mortem: PostMortem) -> str:
-    request = post_mortem.request
-    assert request is not None
     allocated = max(post_mortem.memory.allocated, 1)
     shares = [
         f"{size / allocated * 100:.0f} % {_PLURALS.get(kind, kind)}"
@@ -102,9 +101,7 @@ def _too_much(post_mortem: PostMortem) -> str:
     room = "the GPU" if post_mortem.memory.limit is None else "what this process may use"
     holds = f"{' and '.join(shares)} fill {room}" if shares else f"the request is larger than {room}"
     unlimited = "; without the limit the request fits (replayed)" if post_mortem.fits_without_limit else ""
-    before = largest_before(post_mortem.tape)
-    if before is not None and request.size >= 2 * before:
-        unlimited += f". Before, the same call asked for at most {size_text(before)}"
+    unlimited += _compared(post_mortem.tape)
     free = post_mortem.memory.usable
     if post_mortem.missing and post_mortem.state_to_come > free:
         return (
@@ -114,6 +111,22 @@ def _too_much(post_mortem: PostMortem) -> str:
     if post_mortem.missing:
         return f"{holds}, and at least {size_text(post_mortem.missing)} are missing{unlimited}"
     return f"{holds}, and the {size_text(free)} that are free are in pieces{unlimited}"
+
+
+def _compared(tape: Tape) -> str:
+    """Return how the failed request and its period compare with those before; empty where they are not larger."""
+    larger, request = larger_period(tape), largest_before(tape)
+    inputs = ""
+    if larger is not None and larger.inputs is not None:
+        inputs = f", with an input of {larger.inputs.before} instead of {larger.inputs.now}"
+    if request is not None and int(tape.size[-1]) >= 2 * request:
+        return f". Before, the same call asked for at most {size_text(request)}{inputs}"
+    if larger is None:
+        return ""
+    return (
+        f". This {larger.unit} is larger than those before it: it has allocated {size_text(larger.size)} besides the "
+        f"weights and their states, and the others at most {size_text(larger.before)}{inputs}"
+    )
 
 
 def _fragmentation(post_mortem: PostMortem) -> str:

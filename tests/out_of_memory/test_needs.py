@@ -280,3 +280,58 @@ for boxes in (16, 32, 16, 32, 4096):
     # 32 x 64 x 1024 float32 numbers.
     assert "Before, the same call asked for at most 8.00 MiB" in found.sentences[-1]
     assert "earlier rounds asked for at most 8.00 MiB here" in found.suggestions[0].text
+
+
+def test_a_step_is_compared_with_those_before_it_and_so_is_its_input() -> None:
+    found = post_mortem(
+        """
+model = nn.TransformerEncoder(nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True), 4).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for length in (128, 140, 100, 120, 900):
+    optimizer.zero_grad()
+    model(torch.randn(16, length, 256, device="cuda")).sum().backward()
+    optimizer.step()
+""",
+        "600MiB",
+    )
+    assert found.cause is Cause.TOO_MUCH, found.text
+    assert "input of float32[16, 140, 256] instead of float32[16, 900, 256]" in found.sentences[-1]
+    assert "earlier inputs were at most float32[16, 140, 256]" in found.suggestions[0].text
+
+
+def test_a_step_that_does_more_with_the_same_input_is_compared_with_those_before_it() -> None:
+    found = post_mortem(
+        """
+model = nn.Linear(1024, 1024).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+batch = torch.randn(1024, 1024, device="cuda")
+for depth in (4, 400):
+    optimizer.zero_grad()
+    result = batch
+    for _ in range(depth):
+        result = model(result).relu()
+    result.sum().backward()
+    optimizer.step()
+""",
+        "256MiB",
+    )
+    assert found.cause is Cause.TOO_MUCH, found.text
+    # Of each call 4 MiB are kept: the ReLU's result. The linear layer's is alive while it is made.
+    assert "This step is larger than those before it" in found.sentences[-1]
+    assert "with an input" not in found.sentences[-1]
+
+
+def test_a_step_that_fails_for_the_state_that_the_first_one_has_made_is_not_called_larger() -> None:
+    found = post_mortem(
+        """
+model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(16))).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(4096, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+""",
+        "460MiB",
+    )
+    assert found.request.step == 2, found.text
+    assert "larger than those before" not in found.text
