@@ -108,6 +108,7 @@ def test_place_of_a_tensor_on_the_gpu(gpu: None) -> None:
     tensor = torch.ones(2, 2, device="cuda")
     assert (str(tensor.device), tensor.is_cuda, tensor.is_cpu, tensor.is_meta) == ("cuda:0", True, False, False)
     assert tensor.get_device() == 0
+    assert tensor.is_shared()  # what is on a GPU can be sent to other processes: torch.Tensor.is_shared
     assert tensor.type() == "torch.cuda.FloatTensor"
     assert isinstance(tensor, torch.cuda.FloatTensor)
     assert not isinstance(tensor, torch.FloatTensor)

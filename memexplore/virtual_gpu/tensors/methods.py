@@ -61,6 +61,9 @@ class _Virtual(torch.Tensor):
             return self.to(DeviceState.cuda if "cuda" in dtype else HOST, target)
         return self.to(dtype)
 
+    def is_shared(self) -> bool:
+        return not is_on_host(self)
+
     is_pinned = pinned_memory.is_pinned
     pin_memory = pinned_memory.pinned
 
@@ -160,8 +163,8 @@ class _ReducesAs:
 
 _PROPERTIES = ("device", "is_cuda", "is_meta")
 _METHODS = (
-    "get_device type is_pinned pin_memory untyped_storage data_ptr item tolist numpy __array__ __dlpack__ __bool__ "
-    f"__float__ __int__ __index__ __complex__ __format__ __repr__ __copy__ {REDUCE.name}"
+    "get_device type is_shared is_pinned pin_memory untyped_storage data_ptr item tolist numpy __array__ __dlpack__ "
+    f"__bool__ __float__ __int__ __index__ __complex__ __format__ __repr__ __copy__ {REDUCE.name}"
 ).split()
 
 
