@@ -9,6 +9,7 @@ import numpy as np
 from memexplore.analysis.curves import Rows, block_bytes, cached_by_tape, lifetimes
 from memexplore.analysis.periods import periods
 from memexplore.tape import Action, Category, Tape
+from memexplore.text.tensor_text import shape_of
 
 _LASTING = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)
 _LARGER = 1.25
@@ -33,6 +34,19 @@ class LargerPeriod(NamedTuple):
     """What a period is: "step" or "iteration"."""
     inputs: Inputs | None
     """None where its largest input is not larger."""
+
+    @property
+    def longer_inputs(self) -> Inputs | None:
+        """Inputs whose samples are larger, not only more of them; else None.
+
+        >>> LargerPeriod(40, 10, "step", Inputs("float32[8, 90]", "float32[8, 30]")).longer_inputs is not None
+        True
+        >>> LargerPeriod(40, 10, "step", Inputs("float32[8, 90]", "float32[4, 90]")).longer_inputs is not None
+        False
+        """
+        if self.inputs is None or shape_of(self.inputs.now)[1:] == shape_of(self.inputs.before)[1:]:
+            return None
+        return self.inputs
 
 
 @cached_by_tape

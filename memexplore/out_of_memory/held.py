@@ -123,7 +123,8 @@ def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) 
     computed = sorted({*computed, *several})
     group = _group(tape, WhyHeld.GROWS, holder.name, computed)
     # One call may make several blocks at one place, such as the copies of query, key and value.
-    grows = group is not None and group.blocks >= _ALIKE and _is_most(tape, group, _of_several_calls(tape, computed))
+    of_calls = _of_several_calls(tape, computed) if group is not None and group.blocks >= _ALIKE else []
+    grows = group is not None and any(_is_most(tape, group, repeated) for repeated in (of_calls, several))
     grows = grows and not _of_few_backward_passes(tape, computed)
     direct = [row for row in rows if int(tape.address[row]) not in holder.in_graph]
     is_loss = bool(np.all(tape.size[direct] <= _SCALAR))
@@ -295,18 +296,22 @@ def _after(tape: Tape, row: int) -> Rows:
 
 
 def _of_several_passes(tape: Tape, rows: list[int]) -> tuple[list[int], int]:
-    """Return the blocks of places to which at least `_ALIKE` forward passes of a model have led, and the passes."""
+    """Return the blocks of lines to which at least `_ALIKE` forward passes of a model have led, and the passes.
+
+    Models that were made between the passes, such as those of a search, come with what was made to train them.
+    """
     is_forward = tape.phase == Phase.FORWARD
     passes = np.cumsum(is_forward & ~np.concatenate([[False], is_forward[:-1]]))
-    places = _places(tape)
-    kept: dict[int, list[int]] = {}
+    kept: dict[tuple[int, int], list[int]] = {}
     for row in rows:
         if tape.category[row] not in _OF_TRAINING and tape.action[row] == Action.ALLOC:
-            kept.setdefault(int(places[row]), []).append(row)
-    repeated = sorted(
-        row for same in kept.values() if len({int(passes[row]) for row in same}) >= _ALIKE for row in same
-    )
-    return repeated, len({int(passes[row]) for row in repeated})
+            # Not by layer: the layers of each model have names of their own.
+            kept.setdefault((int(tape.op[row]), int(tape.stack[row])), []).append(row)
+    repeated = [row for same in kept.values() if len({int(passes[row]) for row in same}) >= _ALIKE for row in same]
+    count = len({int(passes[row]) for row in repeated})
+    if np.any(tape.category[repeated] == Category.PARAMETER):
+        repeated += [row for row in rows if tape.category[row] in _OF_TRAINING]
+    return sorted(repeated), count
 
 
 def _places(tape: Tape) -> NDArray[np.int64]:

@@ -31,6 +31,7 @@ _ALIKE = 3
 """Tensors of one line from which they are said to wait."""
 _OF_DATA = ("aten::_to_copy", "aten::copy_", "aten::clone", "aten::to")
 """Ops that move data to the GPU."""
+_JOINING = ("aten::cat", "aten::stack", "aten::constant_pad_nd")
 _OF_LAYER = (
     Category.PARAMETER,
     Category.GRADIENT,
@@ -81,8 +82,12 @@ def of_need(tape: Tape, evidence: Evidence | None) -> list[Suggestion]:
 
 
 def ever_longer(tape: Tape) -> Suggestion | None:
-    """Return the suggestion for a call that asks for more each time, such as one that joins all parts so far."""
-    if not asks_for_more(tape):
+    """Return the suggestion for a call that asks for more each time, such as one that joins all parts so far.
+
+    A layer that joins nothing asks for more because its inputs are longer.
+    """
+    joins = tape.op[-1] >= 0 and tape.ops[tape.op[-1]] in _JOINING
+    if not asks_for_more(tape) or (tape.module[-1] >= 0 and not joins):
         return None
     text = (
         "Each of these calls asks for more than the one before, such as for a longer copy of all parts: keep the parts "
@@ -171,9 +176,10 @@ def _smaller_batch(tape: Tape, rows: Rows) -> Suggestion:
 def _larger_than_before(tape: Tape) -> Suggestion | None:
     """Return the suggestion for an input, or a request, that is much larger than those before it."""
     larger, request = larger_period(tape), largest_before(tape)
-    if larger is not None and larger.inputs is not None and larger.size >= _LARGER_INPUT * larger.before:
+    longer = None if larger is None or larger.size < _LARGER_INPUT * larger.before else larger.longer_inputs
+    if larger is not None and longer is not None:
         text, saved = "Shorten data of this size, go through them in parts", larger.size - larger.before
-        before = f"earlier inputs were at most {larger.inputs.before}"
+        before = f"earlier inputs were at most {longer.before}"
     elif request is not None and int(tape.size[-1]) >= _LARGER_REQUEST * request:
         text, saved = "Go through data of this size in parts, or on the CPU", int(tape.size[-1]) - request
         before = f"earlier rounds asked for at most {size_text(request)} here"

@@ -7,6 +7,7 @@ autograd keeps. It ends after a given time.
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import sys
 import time
@@ -29,6 +30,8 @@ _PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), type, ty
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 _OF_CONTAINERS = ("builtins", "collections")
 """Modules of classes that belong to no library: what has an attribute with such an object owns what is in it."""
+_WRITTEN_IN_C = ("builtins", "itertools", "functools", "operator")
+"""Modules of classes without attributes, such as the iterators of `zip` and of lists, and the caches of functions."""
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _WITH_FRAMES = (types.TracebackType, types.FrameType, types.GeneratorType)
 _FOREIGN = ("IPython", "ipykernel", "ipywidgets", "traitlets", "comm", "zmq", "tornado", "asyncio", "memexplore")
@@ -170,6 +173,8 @@ def _inside(value: Any, path: str, in_graph: bool) -> Iterator[tuple[Any, str, b
             yield value.__traceback__, f"{path}.__traceback__", in_graph
             yield value.__cause__, path, in_graph
             yield value.__context__, path, in_graph
+        if type(value).__module__ in _WRITTEN_IN_C:
+            yield from ((inner, path, in_graph) for inner in gc.get_referents(value))
         yield from _attributes(value, path, in_graph)
 
 

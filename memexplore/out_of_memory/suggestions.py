@@ -228,6 +228,11 @@ def _of_growing(tape: Tape, group: HeldGroup) -> tuple[str, str]:
     keep = "keep" if ", " in name else "keeps"
     kept, premise = f"`{name}` {keep} tensors of every step", ""
     rows = list(group.rows)
+    if np.any(tape.category[rows] == Category.PARAMETER):
+        text = (
+            f"`{name}` {keep} the models of earlier rounds: keep the numbers that you need, or move each model to the "
+        )
+        return f"{text}CPU when its round ends, and let go of its optimizer.", "model.cpu()"
     if np.any(tape.category[rows] == Category.ACTIVATION) and not went_backward(tape, [min(rows)]):
         kept, premise = f"{kept} with their graphs", "if no backward pass needs them together, "
     return (

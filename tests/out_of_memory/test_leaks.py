@@ -107,6 +107,27 @@ with torch.no_grad():
         "probabilities",
         ("softmax(-1))", "softmax(-1).cpu())"),
     ),
+    "the trainers of a search": Leak(
+        """
+class Trainer:
+    def __init__(self, rate):
+        self.model = nn.Linear(1024, 1024).cuda()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=rate)
+    def fit(self):
+        for _ in range(2):
+            loss = self.model(torch.randn(256, 1024, device="cuda")).square().mean()
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+        self.score = loss.item()
+        return self
+results = {}
+for number in range(40):
+    results[number] = Trainer(0.1 ** number).fit()
+""",
+        "results",
+        (".fit()", ".fit().score"),
+    ),
     "copies of the weights": Leak(
         MLP
         + """
@@ -363,3 +384,22 @@ for _ in range(100):
     )
     assert found.cause is Cause.LEAK, found.text
     assert not any("no backward pass follows" in suggestion.text for suggestion in found.suggestions)
+
+
+def test_models_that_are_trained_in_turns_are_no_leak() -> None:
+    found = post_mortem(
+        MLP
+        + """
+models = {name: mlp() for name in ("generator", "critic", "encoder", "decoder")}
+optimizers = {name: torch.optim.AdamW(model.parameters()) for name, model in models.items()}
+for batch in (256, 256, 256, 256, 256, 256, 4096):
+    for name, model in models.items():
+        model(torch.randn(batch, 1024, device="cuda")).square().mean().backward()
+        optimizers[name].step()
+        optimizers[name].zero_grad()
+""",
+        "320MiB",
+    )
+    # Weights and two states of four layers of 4 MiB: 48 MiB for each model without gradients, 192 in all.
+    assert found.cause is Cause.TOO_MUCH, found.text
+    assert not found.held, found.text

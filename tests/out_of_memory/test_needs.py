@@ -335,3 +335,26 @@ for _ in range(3):
     )
     assert found.request.step == 2, found.text
     assert "larger than those before" not in found.text
+
+
+def test_what_a_generator_expression_goes_through_is_in_use() -> None:
+    found = post_mortem(
+        """
+def features(layers, value):
+    values = []
+    for layer in layers:
+        value = layer(value)
+        values.append(value)
+    return values
+
+layers = nn.ModuleList(nn.Linear(1024, 1024) for _ in range(8)).cuda()
+optimizer = torch.optim.SGD(layers.parameters(), 0.1)
+first = features(layers, torch.randn(2048, 1024, device="cuda"))
+second = features(layers, torch.randn(2048, 1024, device="cuda"))
+loss = sum((one - other).square().mean() for one, other in zip(first, second))
+""",
+        "210MiB",
+    )
+    # Weights 32 MiB, two inputs and sixteen values of 8 MiB each: 176 MiB; the third term of the sum fails.
+    assert found.cause is Cause.TOO_MUCH, found.text
+    assert "del first" not in found.text
