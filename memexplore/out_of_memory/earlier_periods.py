@@ -44,9 +44,10 @@ class LargerPeriod(NamedTuple):
         >>> LargerPeriod(40, 10, "step", Inputs("float32[8, 90]", "float32[4, 90]")).longer_inputs is not None
         False
         """
-        if self.inputs is None or shape_of(self.inputs.now)[1:] == shape_of(self.inputs.before)[1:]:
+        if self.inputs is None:
             return None
-        return self.inputs
+        now, before = shape_of(self.inputs.now), shape_of(self.inputs.before)
+        return None if now is None or before is None or now[1:] == before[1:] else self.inputs
 
 
 @cached_by_tape
