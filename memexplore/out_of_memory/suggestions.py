@@ -228,7 +228,7 @@ def _of_growing(tape: Tape, group: HeldGroup) -> tuple[str, str]:
     keep = "keep" if ", " in name else "keeps"
     kept, premise = f"`{name}` {keep} tensors of every step", ""
     rows = list(group.rows)
-    if np.any(tape.category[rows] == Category.PARAMETER):
+    if np.any(np.isin(tape.category[rows], (Category.GRADIENT, Category.OPTIMIZER_STATE))):
         text = (
             f"`{name}` {keep} the models of earlier rounds: keep the numbers that you need, or move each model to the "
         )
