@@ -16,10 +16,22 @@ import torch
 
 from memexplore.allocator.gc_pause import gc_paused
 from memexplore.analysis.tables import is_users
-from memexplore.out_of_memory.attempts import Attempts, is_readable, one_line
+from memexplore.out_of_memory.attempts import Attempts, one_line
 from memexplore.out_of_memory.cures import cure_of, names_of_classes
 from memexplore.out_of_memory.evidence_types import Evidence, Holder, State, VariableUse
 from memexplore.out_of_memory.message import parse
+from memexplore.out_of_memory.objects import (
+    attributes_of,
+    is_a,
+    is_training,
+    items_of,
+    module_of,
+    of_kind,
+    parts_of,
+    requires_gradient,
+    stored,
+    weights_of,
+)
 from memexplore.out_of_memory.optimizer_state import bytes_of_weights, state_of, state_to_come
 from memexplore.out_of_memory.owners import owners
 from memexplore.out_of_memory.reach import Block, Reached, is_users_module, locals_of, reached_from
@@ -155,7 +167,12 @@ def _of_models(reached: Reached) -> set[int]:
 
 
 def _is_module(frame: types.FrameType) -> bool:
-    return isinstance(frame.f_locals.get("self"), torch.nn.Module)
+    return is_a(_self_of(frame), torch.nn.Module)
+
+
+def _self_of(frame: types.FrameType) -> Any:
+    """Return the object whose method a frame runs, None for a function."""
+    return dict(items_of(variables(frame))).get("self")
 
 
 def _wants_gradient(value: Any) -> bool:
@@ -216,8 +233,6 @@ def _links(traceback: types.TracebackType | None) -> Iterator[types.TracebackTyp
 
 _Frames = list[tuple[types.FrameType, int]]
 """Frames of a traceback with their lines."""
-_IMPORTED = (types.ModuleType, types.FunctionType, type)
-"""What code imports by name."""
 
 
 def _outer(frames: _Frames) -> range:
@@ -231,7 +246,7 @@ def _outer(frames: _Frames) -> range:
     ]
     first = programs[-1] if programs else users.index(True) if True in users else 0
     end = first
-    while end < len(frames) and users[end] and not isinstance(frames[end][0].f_locals.get("self"), torch.nn.Module):
+    while end < len(frames) and users[end] and not _is_module(frames[end][0]):
         end += 1
     return range(first, end)
 
@@ -244,7 +259,7 @@ def _needed(frames: _Frames, outer: range, end: float) -> Reached:
     # The whole model of which a part is in use stays, and then the optimizer of a model that stays.
     for kind in (torch.nn.Module, torch.optim.Optimizer):
         for name, value in ((name, value) for names in around for name, value in names.items()):
-            if isinstance(value, kind) and not reached.blocks.keys().isdisjoint(reached_from(value, end).blocks):
+            if is_a(value, kind) and not reached.blocks.keys().isdisjoint(reached_from(value, end).blocks):
                 roots.append({name: value})
         reached = _reached(roots, end)
     # The last root is followed first: a name of the program comes before those of the functions that it calls.
@@ -264,8 +279,8 @@ def _variables(frame: types.FrameType) -> list[tuple[str, Any]]:
     names = variables(frame) if frame.f_code.co_name != "<module>" else frame.f_globals
     return [
         (name, value)
-        for name, value in list(names.items())
-        if not name.startswith("__") and is_readable(value) and not isinstance(value, types.ModuleType)
+        for name, value in items_of(names)
+        if not name.startswith("__") and not is_a(value, types.ModuleType)
     ]
 
 
@@ -285,21 +300,22 @@ def _roots(
         else:
             yield from ((name, use, value) for name, value in _variables(frame))
     # The error was raised while this one was handled, and its `except` block keeps it.
-    if error.__context__ is not None:
-        yield class_name(error.__context__), VariableUse.HANDLED_ERROR, error.__context__
+    handled = stored(error, BaseException, "__context__")
+    if handled is not None:
+        yield class_name(handled), VariableUse.HANDLED_ERROR, handled
     for name in ("last_exc", "last_value", "last_traceback"):
         value = getattr(sys, name, None)
         if value is not None and value is not error and value is not error.__traceback__:
             yield f"sys.{name}", VariableUse.LAST_ERROR, value
     for name, module in _imported([frames[number][0].f_globals for number in outer]):
-        yield name, VariableUse.NOT_REACHED, types.SimpleNamespace(**vars(module))
+        yield name, VariableUse.NOT_REACHED, types.SimpleNamespace(**attributes_of(module))
 
 
 def _roots_in_shell(shell: Shell, use: VariableUse) -> Iterator[tuple[str, VariableUse, Any]]:
     """Yield the names of the notebook, and the outputs of cells."""
     for name, value in list(shell.names.items()):
-        hidden = name in _SHELL_NAMES or name.startswith("_") or not is_readable(value)
-        if not hidden and not isinstance(value, types.ModuleType):
+        hidden = name in _SHELL_NAMES or name.startswith("_")
+        if not hidden and not is_a(value, types.ModuleType):
             yield name, use, value
     for number, value in list(shell.outputs.items()):
         yield f"Out[{number}]", VariableUse.OUTPUT, value
@@ -313,28 +329,36 @@ def _imported(names: list[dict[str, Any]]) -> Iterator[tuple[str, types.ModuleTy
     waiting = list(names)
     while waiting:
         for value in list(waiting.pop().values()):
-            if not is_readable(value) or not isinstance(value, _IMPORTED):
-                continue
-            name = getattr(value, "__name__" if isinstance(value, types.ModuleType) else "__module__", None)
-            if not isinstance(name, str) or name in known:
+            name = _module_name(value)
+            if not name or name in known:
                 continue
             known.add(name)
             module = sys.modules.get(name)
             if module is not None and is_users_module(name):
-                waiting.append(vars(module))
+                waiting.append(attributes_of(module))
                 yield name, module
+
+
+def _module_name(value: Any) -> str:
+    """Return the name of a module, or of the module of a class or function, "" for another value."""
+    if is_a(value, type):
+        return module_of(value)
+    name = value.__module__ if is_a(value, types.FunctionType) else None
+    if is_a(value, types.ModuleType):
+        name = attributes_of(value).get("__name__")
+    return name if is_a(name, str) else ""
 
 
 def _holder(name: str, use: VariableUse, value: Any, own: dict[int, Block]) -> Holder:
     in_graph = frozenset(address for address, block in own.items() if block.in_graph)
     size = sum(block.size for block in own.values())
-    label, is_model = name, isinstance(value, torch.nn.Module)
+    label, is_model = name, is_a(value, torch.nn.Module)
     # An optimizer can only be deleted as a whole.
-    if use in (VariableUse.NOT_REACHED, VariableUse.BESIDE) and not isinstance(value, torch.optim.Optimizer):
+    if use in (VariableUse.NOT_REACHED, VariableUse.BESIDE) and not is_a(value, torch.optim.Optimizer):
         way = "" if is_model else _model_of(value, own.values())
         is_model = is_model or bool(way)
         label = f"{name}{way}" if way else ", ".join(f"{name}{attribute}" for attribute in sorted(_attributes(own)))
-    is_container = not isinstance(value, torch.Tensor)
+    is_container = not is_a(value, torch.Tensor)
     tensors, classes = len(own) - len(in_graph), _classes(own)
     return Holder(label, use, frozenset(own), in_graph, size, tensors, is_container, classes, is_model)
 
@@ -354,15 +378,11 @@ def _model_of(value: Any, blocks: Iterable[Block]) -> str:
     """Return the attributes of a value that lead to the one model with all blocks, "" if there is none."""
     way = ""
     for names in zip(*(block.path.partition("[")[0].split(".")[1:] for block in blocks), strict=False):
-        if isinstance(value, torch.nn.Module) or len({*names}) > 1:
+        if is_a(value, torch.nn.Module) or len({*names}) > 1:
             break
         way = f"{way}.{names[0]}"
-        # A property, or a `__getattr__`, would run the user's code.
-        try:
-            value = object.__getattribute__(value, "__dict__").get(names[0])
-        except AttributeError:
-            return ""
-    return way if isinstance(value, torch.nn.Module) else ""
+        value = attributes_of(value).get(names[0])
+    return way if is_a(value, torch.nn.Module) else ""
 
 
 def _classes(blocks: Mapping[int, Block]) -> tuple[str, ...]:
@@ -378,44 +398,41 @@ def _modules(frames: _Frames) -> tuple[str, str]:
     """Return the name of the innermost module of the traceback, and the model that was called to evaluate."""
     modules: list[torch.nn.Module] = []
     for frame, _ in frames:
-        value = frame.f_locals.get("self")
-        if isinstance(value, torch.nn.Module) and (not modules or modules[-1] is not value):
+        value = _self_of(frame)
+        if is_a(value, torch.nn.Module) and (not modules or modules[-1] is not value):
             modules.append(value)
     if not modules:
         return "", _evaluating(frames)
     root, innermost = modules[0], modules[-1]
-    name = next(
-        (name for name, module in root.named_modules() if module is innermost and name), type(innermost).__name__
-    )
-    if not any(weight.requires_grad for weight in root.parameters()):
+    name = next((name for name, module in parts_of(root) if module is innermost and name), type(innermost).__name__)
+    if not any(map(requires_gradient, weights_of(root))):
         # Such as a criterion.
         return name, _evaluating(frames)
-    return name, "" if root.training else type(root).__name__
+    return name, "" if is_training(root) else type(root).__name__
 
 
 def _evaluating(frames: _Frames) -> str:
     """Return the model that evaluates where the failing call is outside of it, as in a loss: all others do as well."""
     users = [frame for frame, _ in frames if is_users(frame.f_code.co_filename)]
-    modules = [value for frame in users for _, value in _variables(frame) if isinstance(value, torch.nn.Module)]
-    models = [model for model in modules if any(weight.requires_grad for weight in model.parameters())]
-    return "" if not models or any(model.training for model in models) else type(models[0]).__name__
+    modules = of_kind((value for frame in users for _, value in _variables(frame)), torch.nn.Module)
+    models = [model for model in modules if any(map(requires_gradient, weights_of(model)))]
+    return "" if not models or any(map(is_training, models)) else type(models[0]).__name__
 
 
 def _phase(frames: _Frames) -> Phase:
     """Return the part of the step, by the innermost frame that shows one."""
     for frame, _ in reversed(frames):
-        value = frame.f_locals.get("self")
-        if isinstance(value, torch.optim.Optimizer):
+        value = _self_of(frame)
+        if is_a(value, torch.optim.Optimizer):
             return Phase.OPTIMIZER
         if frame.f_code.co_name == "backward" and frame.f_globals.get("__name__", "").startswith("torch"):
             return Phase.BACKWARD
-        if isinstance(value, torch.nn.Module):
+        if is_a(value, torch.nn.Module):
             return Phase.FORWARD
     return Phase.OTHER
 
 
 def _state_to_come(frames: _Frames) -> int:
     """Return the bytes of state that the failing update still lacks, 0 outside of one."""
-    values = (frame.f_locals.get("self") for frame, _ in reversed(frames))
-    optimizer = next((value for value in values if isinstance(value, torch.optim.Optimizer)), None)
-    return 0 if optimizer is None else state_to_come(optimizer)
+    optimizers = of_kind((_self_of(frame) for frame, _ in reversed(frames)), torch.optim.Optimizer)
+    return state_to_come(optimizers[0]) if optimizers else 0
