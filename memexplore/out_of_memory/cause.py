@@ -14,7 +14,7 @@ from memexplore.hardware import catalogue
 from memexplore.out_of_memory import counterfactual
 from memexplore.out_of_memory.continuation import continuation
 from memexplore.out_of_memory.evidence_types import Evidence
-from memexplore.out_of_memory.held import held_groups
+from memexplore.out_of_memory.held import WITHOUT_BACKWARD, held_groups
 from memexplore.out_of_memory.held_types import HeldGroup, WhyHeld
 from memexplore.tape import Phase, Tape
 from memexplore.tape.process_limit import limited
@@ -94,7 +94,7 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
 
     least = _LITTLE_GROWTH * (tape.meta.capacity or 0)
     causes = [group for group in groups if group.what not in _GROWING or group.size >= least]
-    growing = [group for group in causes if group.what in _GROWING]
+    growing = [group for group in causes if group.what in _GROWING and not _is_of_evaluation(tape, group, causes)]
     if enough := _enough(tape, growing, missing):
         return finding_of(Cause.LEAK, enough)
     enough = _enough(tape, [group for group in causes if group.what is not WhyHeld.BEFORE], missing)
@@ -110,6 +110,12 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
     if (enough := _enough(tape, causes, missing)) and _goes_on_without(tape, enough):
         return finding_of(Cause.HELD, enough)
     return finding_of(Cause.TOO_MUCH, [])
+
+
+def _is_of_evaluation(tape: Tape, group: HeldGroup, groups: list[HeldGroup]) -> bool:
+    """Return whether what grows are mostly graphs that no backward pass needs."""
+    graphs = {row for other in groups if other.what in WITHOUT_BACKWARD for row in other.rows}
+    return group.what is WhyHeld.GROWS and 2 * counterfactual.bytes_of(tape, graphs & {*group.rows}) > group.size
 
 
 def _ahead(tape: Tape) -> Tape:

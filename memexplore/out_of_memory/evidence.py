@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -86,8 +86,8 @@ def collect(
 def _collected(error: BaseException, shell: Shell | None, end: float, earlier: Holder | None) -> Evidence:
     frames = [(link.tb_frame, link.tb_lineno) for link in _links(error.__traceback__)]
     users = [frame for frame in frames if is_users(frame[0].f_code.co_filename)]
-    outer = _outer(frames)
-    needed = _needed(frames, outer, end)
+    program = _program([frame for frame, _ in frames])
+    needed = _needed(program, end)
     holders: list[Holder] = []
     complete = needed.complete
     attempts = Attempts()
@@ -96,7 +96,7 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
     seen: set[str] = set()
     addresses = set(needed.blocks)
     of_models = _of_models(needed)
-    for name, use, value in _roots(error, frames, outer, shell):
+    for name, use, value in _roots(error, program, shell):
         if name in seen or time.thread_time() > end:
             complete &= name in seen
             continue
@@ -111,6 +111,12 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
         if use in (VariableUse.NOT_REACHED, VariableUse.BESIDE):
             of_program.append(reached)
             variables.append((name, value))
+    running = _reached(_locals(program.libraries), end, needed.visited)
+    complete &= running.complete
+    of_program.append(running)
+    in_use = {address: block for address, block in running.blocks.items() if address not in addresses}
+    in_use |= needed.blocks
+    addresses.update(running.blocks)
     objects = list({id(value): value for reached in of_program for value in reached.kept}.values())
     if earlier is not None:
         rest = earlier.addresses.difference(needed.blocks)
@@ -143,8 +149,9 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
         layer,
         _phase(frames),
         "" if wants_gradients else evaluating,
-        _in_use(needed),
+        _in_use(in_use),
         frozenset(address for address, block in needed.blocks.items() if block.in_graph),
+        frozenset(needed.blocks),
         state,
         no_update,
         not_trained,
@@ -153,7 +160,7 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
         trained,
         frozenset(of_models),
         any(frame.f_code.co_name == "__init__" and _is_module(frame) for frame, _ in frames),
-        _of_libraries(needed),
+        _of_libraries(in_use),
     )
 
 
@@ -181,10 +188,10 @@ def _wants_gradient(value: Any) -> bool:
     return type(value) is torch.Tensor and value.is_leaf and value.requires_grad
 
 
-def _of_libraries(needed: Reached) -> tuple[Holder, ...]:
-    """Return what the failing call reaches in objects for which a library offers a cure."""
+def _of_libraries(reached: Mapping[int, Block]) -> tuple[Holder, ...]:
+    """Return what was reached in objects for which a library offers a cure."""
     blocks: dict[type, dict[int, Block]] = {}
-    for address, block in needed.blocks.items():
+    for address, block in reached.items():
         if block.owner is not None and not block.in_graph and cure_of(names_of_classes(block.owner)) is not None:
             blocks.setdefault(block.owner, {})[address] = block
     holders = []
@@ -197,10 +204,10 @@ def _of_libraries(needed: Reached) -> tuple[Holder, ...]:
     return tuple(sorted(holders, key=lambda holder: -holder.size))
 
 
-def _in_use(needed: Reached) -> tuple[Holder, ...]:
-    """Return the containers of the failing call, such as `self.history`."""
+def _in_use(reached: Mapping[int, Block]) -> tuple[Holder, ...]:
+    """Return the containers that are in use, such as `self.history`."""
     blocks: dict[str, dict[int, Block]] = {}
-    for address, block in needed.blocks.items():
+    for address, block in reached.items():
         # The path begins with the number of its frame.
         name, item, _ = block.path.partition(".")[2].partition("[")
         if item:
@@ -235,26 +242,54 @@ _Frames = list[tuple[types.FrameType, int]]
 """Frames of a traceback with their lines."""
 
 
-def _outer(frames: _Frames) -> range:
-    """Return the numbers of the user's frames around the failing call: those before the first of a library.
+_OF_CALLS = ("torch.nn.modules.module", "torch._tensor", "torch.autograd", "torch.autograd.function")
+"""Modules whose functions call modules and functions of autograd, and go backward."""
+_OF_MODULES = ("__init__", "forward")
+"""Methods of a module that are no part of the program around it, as a loop in a method named `fit` is."""
 
-    They begin with the program: what is around its module runs it.
+
+class _Program(NamedTuple):
+    """The frames around the failing call, the outermost first."""
+
+    users: list[types.FrameType]
+    """Those of the user."""
+    libraries: list[types.FrameType]
+    """Those of libraries between them, such as of a decorator or of a trainer."""
+    inner: list[types.FrameType]
+    """Those of the failing call."""
+
+
+def _program(frames: list[types.FrameType]) -> _Program:
+    """Return the frames of the program, which end with the last of the user's that no call of a model has led to.
+
+    They begin with the last module: what is around it runs the program.
     """
-    users = [is_users(frame.f_code.co_filename) for frame, _ in frames]
-    programs = [
-        number for number, is_user in enumerate(users) if is_user and frames[number][0].f_code.co_name == "<module>"
+    users = [is_users(frame.f_code.co_filename) for frame in frames]
+    modules = [
+        number for number, is_user in enumerate(users) if is_user and frames[number].f_code.co_name == "<module>"
     ]
-    first = programs[-1] if programs else users.index(True) if True in users else 0
-    end = first
-    while end < len(frames) and users[end] and not _is_module(frames[end][0]):
-        end += 1
-    return range(first, end)
+    first = modules[-1] if modules else users.index(True) if True in users else 0
+    calls = (number for number in range(first, len(frames)) if _begins_call(frames[number], users[number]))
+    call = next(calls, len(frames))
+    end = 1 + max((number for number in range(first, call) if users[number]), default=first - 1)
+    around = list(zip(frames[first:end], users[first:end], strict=True))
+    of_user = [frame for frame, is_user in around if is_user]
+    return _Program(of_user, [frame for frame, is_user in around if not is_user], frames[end:])
 
 
-def _needed(frames: _Frames, outer: range, end: float) -> Reached:
+def _begins_call(frame: types.FrameType, is_user: bool) -> bool:
+    """Return whether a frame is one of a call of a module or of its constructor, of a backward pass or an update."""
+    if not is_user:
+        return frame.f_globals.get("__name__") in _OF_CALLS
+    own = _self_of(frame)
+    # The closure that an optimizer of torch calls is a part of the program.
+    return is_a(own, torch.optim.Optimizer) or (is_a(own, torch.nn.Module) and frame.f_code.co_name in _OF_MODULES)
+
+
+def _needed(program: _Program, end: float) -> Reached:
     """Return what the failing call reaches, under the names that it has in the user's frames around the call."""
-    around = [dict(_variables(frames[number][0])) for number in outer]
-    roots = [{name: value for value, name, _ in locals_of(frame)} for frame, _ in frames[outer.stop :]]
+    around = [dict(_variables(frame)) for frame in program.users]
+    roots = _locals(program.inner)
     reached = _reached(roots, end)
     # The whole model of which a part is in use stays, and then the optimizer of a model that stays.
     for kind in (torch.nn.Module, torch.optim.Optimizer):
@@ -271,8 +306,12 @@ def _needed(frames: _Frames, outer: range, end: float) -> Reached:
     return reached._replace(blocks=blocks)
 
 
-def _reached(roots: list[dict[str, Any]], end: float) -> Reached:
-    return reached_from([types.SimpleNamespace(**names) for names in roots], end)
+def _locals(frames: list[types.FrameType]) -> list[dict[str, Any]]:
+    return [{name: value for value, name, _ in locals_of(frame)} for frame in frames]
+
+
+def _reached(roots: list[dict[str, Any]], end: float, known: Collection[int] = frozenset()) -> Reached:
+    return reached_from([types.SimpleNamespace(**names) for names in roots], end, known)
 
 
 def _variables(frame: types.FrameType) -> list[tuple[str, Any]]:
@@ -287,14 +326,11 @@ def _variables(frame: types.FrameType) -> list[tuple[str, Any]]:
 # -- roots that the failing call does not reach
 
 
-def _roots(
-    error: BaseException, frames: _Frames, outer: range, shell: Shell | None
-) -> Iterator[tuple[str, VariableUse, Any]]:
+def _roots(error: BaseException, program: _Program, shell: Shell | None) -> Iterator[tuple[str, VariableUse, Any]]:
     """Yield names with their use and value; where a name comes twice, its first use counts."""
-    for number in reversed(outer):
-        frame = frames[number][0]
+    for number, frame in enumerate(reversed(program.users)):
         # An op of C++ has no frame.
-        use = VariableUse.BESIDE if number == len(frames) - 1 else VariableUse.NOT_REACHED
+        use = VariableUse.NOT_REACHED if number or program.inner else VariableUse.BESIDE
         if shell is not None and frame.f_code.co_name == "<module>":
             yield from _roots_in_shell(shell, use)
         else:
@@ -307,7 +343,7 @@ def _roots(
         value = getattr(sys, name, None)
         if value is not None and value is not error and value is not error.__traceback__:
             yield f"sys.{name}", VariableUse.LAST_ERROR, value
-    for name, module in _imported([frames[number][0].f_globals for number in outer]):
+    for name, module in _imported([frame.f_globals for frame in program.users]):
         yield name, VariableUse.NOT_REACHED, types.SimpleNamespace(**attributes_of(module))
 
 
