@@ -138,3 +138,21 @@ def test_frames_of_the_error_that_is_being_handled_are_named() -> None:
     assert "after the `except` block" in found.suggestions[0].text
     with pytest.raises(AssertionError, match="the cell fits"):
         post_mortem(FALLBACK.format(inside="failed = True"), "400MiB")
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        'raise torch.OutOfMemoryError("Take a smaller batch.")',
+        'raise torch.OutOfMemoryError("Take a smaller batch.") from None',
+        'raise torch.OutOfMemoryError(f"{error} Take a smaller batch.")',
+    ],
+)
+def test_an_error_that_the_program_makes_of_another_is_no_second_attempt(raised: str) -> None:
+    source = FALLBACK.replace("OutOfMemoryError:", "OutOfMemoryError as error:").format(inside=raised)
+    found = post_mortem(source, "400MiB")
+    assert found.request is not None
+    # The request of `scores`, which nothing but its first tensor keeps from succeeding.
+    assert (found.request.size, found.held) == (256 * MIB, ())
+    assert found.cause is Cause.TOO_MUCH, found.text
+    assert not any("except" in each.text for each in found.suggestions)
