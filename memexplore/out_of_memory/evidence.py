@@ -6,8 +6,10 @@ part. Every other tensor alive has a holder. Whether the code around the failing
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
+import traceback
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -36,7 +38,7 @@ from memexplore.out_of_memory.optimizer_state import bytes_of_weights, state_of,
 from memexplore.out_of_memory.owners import owners
 from memexplore.out_of_memory.reach import Block, Reached, is_users_module, locals_of, reached_from
 from memexplore.out_of_memory.untrained import optimizers_in, untrained, without_update
-from memexplore.recorder.endings import class_name, out_of_memory_error
+from memexplore.recorder.endings import class_name, links_to_out_of_memory
 from memexplore.tape import Phase
 from memexplore.virtual_gpu.frame_variables import variables
 
@@ -71,20 +73,21 @@ def collect(
     The walk over references ends after `seconds` of processor time. An error raised `from` an out-of-memory error is
     one, as in `endings.end_of`. `earlier` is what `earlier_error` returned before the program ran.
     """
-    error = out_of_memory_error(raised)
-    if error is None:
+    links = links_to_out_of_memory(raised)
+    if not links:
         return None
     try:
         # A collection on the way would free the reference cycles that are looked for.
         with gc_paused():
-            return _collected(error, shell, time.thread_time() + seconds, earlier)
+            return _collected(links[-1], _frames(links), shell, time.thread_time() + seconds, earlier)
     except Exception as failure:
         # Objects of the user may raise when they are read: the error's own text remains.
-        return Evidence(parse(str(error)), complete=False, search_error=one_line(failure))
+        return Evidence(parse(str(links[-1])), complete=False, search_error=one_line(failure))
 
 
-def _collected(error: BaseException, shell: Shell | None, end: float, earlier: Holder | None) -> Evidence:
-    frames = [(link.tb_frame, link.tb_lineno) for link in _links(error.__traceback__)]
+def _collected(
+    error: BaseException, frames: _Frames, shell: Shell | None, end: float, earlier: Holder | None
+) -> Evidence:
     users = [frame for frame in frames if is_users(frame[0].f_code.co_filename)]
     program = _program([frame for frame, _ in frames])
     needed = _needed(program, end)
@@ -232,14 +235,21 @@ def _in_use(reached: Mapping[int, Block]) -> tuple[Holder, ...]:
     return tuple(result)
 
 
-def _links(traceback: types.TracebackType | None) -> Iterator[types.TracebackType]:
-    while traceback is not None:
-        yield traceback
-        traceback = traceback.tb_next
-
-
 _Frames = list[tuple[types.FrameType, int]]
 """Frames of a traceback with their lines."""
+
+
+def _frames(links: list[BaseException]) -> _Frames:
+    """Return the frames from the outermost one of an error to the failing call of the last error that it reports.
+
+    The traceback of an error that was caught begins with the function that has caught it.
+    """
+    frames: _Frames = []
+    for link in links:
+        own = list(traceback.walk_tb(stored(link, BaseException, "__traceback__")))
+        caught = itertools.takewhile(lambda frame, own=own: frame[0] is not own[0][0], frames)
+        frames = [*(caught if own else frames), *own]
+    return frames
 
 
 _OF_CALLS = ("torch.nn.modules.module", "torch._tensor", "torch.autograd", "torch.autograd.function")

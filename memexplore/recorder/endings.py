@@ -52,15 +52,20 @@ def out_of_memory_error(error: BaseException | None) -> torch.OutOfMemoryError |
     >>> out_of_memory_error(ValueError("too small")) is None
     True
     """
-    seen: set[int] = set()
-    link = error
-    while link is not None and id(link) not in seen:
-        reported = _reported(link)
-        if isinstance(link, torch.OutOfMemoryError) and not isinstance(reported, torch.OutOfMemoryError):
-            return link
-        seen.add(id(link))
-        link = reported
-    return None
+    links = links_to_out_of_memory(error)
+    return links[-1] if links else None  # type: ignore[return-value]
+
+
+def links_to_out_of_memory(error: BaseException | None) -> list[BaseException]:
+    """Return an exception and those that it reports, the last an out-of-memory error; nothing for another exception."""
+    links: list[BaseException] = []
+    while error is not None and all(error is not link for link in links):
+        links.append(error)
+        reported = _reported(error)
+        if isinstance(error, torch.OutOfMemoryError) and not isinstance(reported, torch.OutOfMemoryError):
+            return links
+        error = reported
+    return []
 
 
 _REQUEST = "Tried to allocate"
