@@ -14,8 +14,8 @@ from memexplore.hardware import catalogue
 from memexplore.out_of_memory import counterfactual
 from memexplore.out_of_memory.continuation import continuation
 from memexplore.out_of_memory.evidence_types import Evidence
-from memexplore.out_of_memory.held import WITHOUT_BACKWARD, held_groups
-from memexplore.out_of_memory.held_types import HeldGroup, WhyHeld
+from memexplore.out_of_memory.held import held_groups
+from memexplore.out_of_memory.held_types import GROWING, WITHOUT_BACKWARD, HeldGroup, WhyHeld
 from memexplore.tape import Phase, Tape
 from memexplore.tape.process_limit import limited
 
@@ -24,7 +24,6 @@ _LEAST_OTHERS = 64 << 20
 _MOST_REPLAYS = 6
 _LITTLE = 0.05
 """Share of the device below which what is held is no cause of a first forward pass that fails."""
-_GROWING = (WhyHeld.GROWS, WhyHeld.SUMMED_GRAPHS, WhyHeld.LONG_GRAPH)
 _LITTLE_GROWTH = 0.01
 """Share of the device below which what grows is no cause: the missing bytes are as few by chance."""
 _MUCH = 0.1
@@ -93,8 +92,8 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
         return Finding(cause, tuple(held), missing, others, processes, expandable, to_come, unlimited, not_reached)
 
     least = _LITTLE_GROWTH * (tape.meta.capacity or 0)
-    causes = [group for group in groups if group.what not in _GROWING or group.size >= least]
-    growing = [group for group in causes if group.what in _GROWING and not _is_of_evaluation(tape, group, causes)]
+    causes = [group for group in groups if group.what not in GROWING or group.size >= least]
+    growing = [group for group in causes if group.what in GROWING and not _is_of_evaluation(tape, group, causes)]
     if enough := _enough(tape, growing, missing):
         return finding_of(Cause.LEAK, enough)
     enough = _enough(tape, [group for group in causes if group.what is not WhyHeld.BEFORE], missing)

@@ -6,7 +6,6 @@ part. Every other tensor alive has a holder. Whether the code around the failing
 
 from __future__ import annotations
 
-import itertools
 import sys
 import time
 import traceback
@@ -247,8 +246,8 @@ def _frames(links: list[BaseException]) -> _Frames:
     frames: _Frames = []
     for link in links:
         own = list(traceback.walk_tb(stored(link, BaseException, "__traceback__")))
-        caught = itertools.takewhile(lambda frame, own=own: frame[0] is not own[0][0], frames)
-        frames = [*(caught if own else frames), *own]
+        numbers = [number for number, (frame, _) in enumerate(frames) if own and frame is own[0][0]]
+        frames = [*frames[: numbers[0] if numbers else None], *own]
     return frames
 
 

@@ -17,7 +17,7 @@ from memexplore.analysis.periods import periods
 from memexplore.out_of_memory.counterfactual import alive, bytes_of
 from memexplore.out_of_memory.evidence_types import Evidence, Holder, VariableUse
 from memexplore.out_of_memory.failure import NOTE
-from memexplore.out_of_memory.held_types import HeldGroup, WhyHeld
+from memexplore.out_of_memory.held_types import GROWING, WITHOUT_BACKWARD, HeldGroup, WhyHeld
 from memexplore.tape import Action, Category, Phase, Tape
 from memexplore.text.tensor_text import dtype_of, shape_of
 
@@ -82,7 +82,7 @@ def held_groups(tape: Tape, evidence: Evidence | None) -> list[HeldGroup]:
         if idle is None and evaluates is not None:
             groups.append(_no_backward(tape, rows[~np.isin(rows, [*set().union(*own)])], evaluates))
     groups += [_stale_gradients(tape, rows[~np.isin(rows, list(of_idle))]), _cast_weights(tape, rows)]
-    named = [group for group in groups if group is not None and group.what in _GROWING]
+    named = [group for group in groups if group is not None and group.what in GROWING]
     growing = _growing(tape, rows, evidence.graph if evidence is not None else frozenset())
     if growing is not None and _is_replaced(tape, growing, evidence):
         growing = None
@@ -182,8 +182,6 @@ _BY_USE = {
 }
 LAST_ERROR = "sys.last_exc"
 """Name of the holder of an earlier error."""
-_GROWING = (WhyHeld.GROWS, WhyHeld.SUMMED_GRAPHS)
-WITHOUT_BACKWARD = (WhyHeld.NO_BACKWARD, WhyHeld.NO_OPTIMIZER)
 _ALONE = (
     WhyHeld.OLD_VALUE,
     WhyHeld.OUTPUT,
@@ -207,7 +205,7 @@ def _given_back(
     for group, itself in zip(groups, own, strict=True):
         if group is None:
             continue
-        if group.what in _GROWING and (first := _kept_too(tape, group, itself, result, own_of)) is not None:
+        if group.what in GROWING and (first := _kept_too(tape, group, itself, result, own_of)) is not None:
             own_of[first.holder] |= itself
             result[result.index(first)] = first._replace(holder=f"{first.holder}, {group.holder}")
             own_of[f"{first.holder}, {group.holder}"] = own_of[first.holder]
@@ -221,7 +219,7 @@ def _given_back(
                     name = f"{name}, {LAST_ERROR}" if rows & set(held) else name
                 elif other is None or other.what is not group.what:
                     rows.difference_update(held)
-        if group.what in _GROWING and any(
+        if group.what in GROWING and any(
             earlier.what is group.what and rows <= set(earlier.rows) for earlier in result
         ):
             continue
@@ -229,7 +227,7 @@ def _given_back(
             (earlier for earlier in result if earlier.what is group.what and rows & set(earlier.rows)),
             None,
         )
-        if same is not None and group.what not in _GROWING:
+        if same is not None and group.what not in GROWING:
             result.remove(same)
             rows |= set(same.rows)
             name = ", ".join(dict.fromkeys([*same.holder.split(", "), *name.split(", ")]))
