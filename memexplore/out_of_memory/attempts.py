@@ -1,4 +1,4 @@
-"""Reads of objects of the user, whose classes may raise anything, as a proxy does outside of its context."""
+"""Parts of a search that may raise, each of which leaves the others."""
 
 from __future__ import annotations
 
@@ -6,23 +6,6 @@ from collections.abc import Callable
 from typing import TypeVar
 
 Value = TypeVar("Value")
-
-
-def is_readable(value: object) -> bool:
-    """Return whether a value says its class, as `isinstance` needs.
-
-    >>> class Proxy:
-    ...     @property
-    ...     def __class__(self):
-    ...         raise RuntimeError("there is no request")
-    >>> is_readable(Proxy()), is_readable(1)
-    (False, True)
-    """
-    try:
-        value.__class__  # noqa: B018
-    except Exception:
-        return False
-    return True
 
 
 def one_line(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from memexplore.out_of_memory import counterfactual
 from memexplore.out_of_memory.continuation import continuation
 from memexplore.out_of_memory.evidence_types import Evidence
 from memexplore.out_of_memory.held import held_groups
-from memexplore.out_of_memory.held_types import HeldGroup, WhyHeld
+from memexplore.out_of_memory.held_types import GROWING, WITHOUT_BACKWARD, HeldGroup, WhyHeld
 from memexplore.tape import Phase, Tape
 from memexplore.tape.process_limit import limited
 
@@ -24,7 +24,6 @@ _LEAST_OTHERS = 64 << 20
 _MOST_REPLAYS = 6
 _LITTLE = 0.05
 """Share of the device below which what is held is no cause of a first forward pass that fails."""
-_GROWING = (WhyHeld.GROWS, WhyHeld.SUMMED_GRAPHS, WhyHeld.LONG_GRAPH)
 _LITTLE_GROWTH = 0.01
 """Share of the device below which what grows is no cause: the missing bytes are as few by chance."""
 _MUCH = 0.1
@@ -93,8 +92,8 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
         return Finding(cause, tuple(held), missing, others, processes, expandable, to_come, unlimited, not_reached)
 
     least = _LITTLE_GROWTH * (tape.meta.capacity or 0)
-    causes = [group for group in groups if group.what not in _GROWING or group.size >= least]
-    growing = [group for group in causes if group.what in _GROWING]
+    causes = [group for group in groups if group.what not in GROWING or group.size >= least]
+    growing = [group for group in causes if group.what in GROWING and not _is_of_evaluation(tape, group, causes)]
     if enough := _enough(tape, growing, missing):
         return finding_of(Cause.LEAK, enough)
     enough = _enough(tape, [group for group in causes if group.what is not WhyHeld.BEFORE], missing)
@@ -110,6 +109,12 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
     if (enough := _enough(tape, causes, missing)) and _goes_on_without(tape, enough):
         return finding_of(Cause.HELD, enough)
     return finding_of(Cause.TOO_MUCH, [])
+
+
+def _is_of_evaluation(tape: Tape, group: HeldGroup, groups: list[HeldGroup]) -> bool:
+    """Return whether what grows are mostly graphs that no backward pass needs."""
+    graphs = {row for other in groups if other.what in WITHOUT_BACKWARD for row in other.rows}
+    return group.what is WhyHeld.GROWS and 2 * counterfactual.bytes_of(tape, graphs & {*group.rows}) > group.size
 
 
 def _ahead(tape: Tape) -> Tape:

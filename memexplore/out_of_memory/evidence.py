@@ -8,23 +8,36 @@ from __future__ import annotations
 
 import sys
 import time
+import traceback
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
 from memexplore.allocator.gc_pause import gc_paused
 from memexplore.analysis.tables import is_users
-from memexplore.out_of_memory.attempts import Attempts, is_readable, one_line
+from memexplore.out_of_memory.attempts import Attempts, one_line
 from memexplore.out_of_memory.cures import cure_of, names_of_classes
 from memexplore.out_of_memory.evidence_types import Evidence, Holder, State, VariableUse
 from memexplore.out_of_memory.message import parse
+from memexplore.out_of_memory.objects import (
+    attributes_of,
+    is_a,
+    is_training,
+    items_of,
+    module_of,
+    of_kind,
+    parts_of,
+    requires_gradient,
+    stored,
+    weights_of,
+)
 from memexplore.out_of_memory.optimizer_state import bytes_of_weights, state_of, state_to_come
 from memexplore.out_of_memory.owners import owners
 from memexplore.out_of_memory.reach import Block, Reached, is_users_module, locals_of, reached_from
 from memexplore.out_of_memory.untrained import optimizers_in, untrained, without_update
-from memexplore.recorder.endings import class_name, out_of_memory_error
+from memexplore.recorder.endings import class_name, links_to_out_of_memory
 from memexplore.tape import Phase
 from memexplore.virtual_gpu.frame_variables import variables
 
@@ -59,23 +72,24 @@ def collect(
     The walk over references ends after `seconds` of processor time. An error raised `from` an out-of-memory error is
     one, as in `endings.end_of`. `earlier` is what `earlier_error` returned before the program ran.
     """
-    error = out_of_memory_error(raised)
-    if error is None:
+    links = links_to_out_of_memory(raised)
+    if not links:
         return None
     try:
         # A collection on the way would free the reference cycles that are looked for.
         with gc_paused():
-            return _collected(error, shell, time.thread_time() + seconds, earlier)
+            return _collected(links[-1], _frames(links), shell, time.thread_time() + seconds, earlier)
     except Exception as failure:
         # Objects of the user may raise when they are read: the error's own text remains.
-        return Evidence(parse(str(error)), complete=False, search_error=one_line(failure))
+        return Evidence(parse(str(links[-1])), complete=False, search_error=one_line(failure))
 
 
-def _collected(error: BaseException, shell: Shell | None, end: float, earlier: Holder | None) -> Evidence:
-    frames = [(link.tb_frame, link.tb_lineno) for link in _links(error.__traceback__)]
+def _collected(
+    error: BaseException, frames: _Frames, shell: Shell | None, end: float, earlier: Holder | None
+) -> Evidence:
     users = [frame for frame in frames if is_users(frame[0].f_code.co_filename)]
-    outer = _outer(frames)
-    needed = _needed(frames, outer, end)
+    program = _program([frame for frame, _ in frames])
+    needed = _needed(program, end)
     holders: list[Holder] = []
     complete = needed.complete
     attempts = Attempts()
@@ -84,7 +98,7 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
     seen: set[str] = set()
     addresses = set(needed.blocks)
     of_models = _of_models(needed)
-    for name, use, value in _roots(error, frames, outer, shell):
+    for name, use, value in _roots(error, program, shell):
         if name in seen or time.thread_time() > end:
             complete &= name in seen
             continue
@@ -99,6 +113,12 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
         if use in (VariableUse.NOT_REACHED, VariableUse.BESIDE):
             of_program.append(reached)
             variables.append((name, value))
+    running = _reached(_locals(program.libraries), end, needed.visited)
+    complete &= running.complete
+    of_program.append(running)
+    in_use = {address: block for address, block in running.blocks.items() if address not in addresses}
+    in_use |= needed.blocks
+    addresses.update(running.blocks)
     objects = list({id(value): value for reached in of_program for value in reached.kept}.values())
     if earlier is not None:
         rest = earlier.addresses.difference(needed.blocks)
@@ -131,8 +151,9 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
         layer,
         _phase(frames),
         "" if wants_gradients else evaluating,
-        _in_use(needed),
+        _in_use(in_use),
         frozenset(address for address, block in needed.blocks.items() if block.in_graph),
+        frozenset(needed.blocks),
         state,
         no_update,
         not_trained,
@@ -141,7 +162,7 @@ def _collected(error: BaseException, shell: Shell | None, end: float, earlier: H
         trained,
         frozenset(of_models),
         any(frame.f_code.co_name == "__init__" and _is_module(frame) for frame, _ in frames),
-        _of_libraries(needed),
+        _of_libraries(in_use),
     )
 
 
@@ -155,7 +176,12 @@ def _of_models(reached: Reached) -> set[int]:
 
 
 def _is_module(frame: types.FrameType) -> bool:
-    return isinstance(frame.f_locals.get("self"), torch.nn.Module)
+    return is_a(_self_of(frame), torch.nn.Module)
+
+
+def _self_of(frame: types.FrameType) -> Any:
+    """Return the object whose method a frame runs, None for a function."""
+    return dict(items_of(variables(frame))).get("self")
 
 
 def _wants_gradient(value: Any) -> bool:
@@ -164,10 +190,10 @@ def _wants_gradient(value: Any) -> bool:
     return type(value) is torch.Tensor and value.is_leaf and value.requires_grad
 
 
-def _of_libraries(needed: Reached) -> tuple[Holder, ...]:
-    """Return what the failing call reaches in objects for which a library offers a cure."""
+def _of_libraries(reached: Mapping[int, Block]) -> tuple[Holder, ...]:
+    """Return what was reached in objects for which a library offers a cure."""
     blocks: dict[type, dict[int, Block]] = {}
-    for address, block in needed.blocks.items():
+    for address, block in reached.items():
         if block.owner is not None and not block.in_graph and cure_of(names_of_classes(block.owner)) is not None:
             blocks.setdefault(block.owner, {})[address] = block
     holders = []
@@ -180,10 +206,10 @@ def _of_libraries(needed: Reached) -> tuple[Holder, ...]:
     return tuple(sorted(holders, key=lambda holder: -holder.size))
 
 
-def _in_use(needed: Reached) -> tuple[Holder, ...]:
-    """Return the containers of the failing call, such as `self.history`."""
+def _in_use(reached: Mapping[int, Block]) -> tuple[Holder, ...]:
+    """Return the containers that are in use, such as `self.history`."""
     blocks: dict[str, dict[int, Block]] = {}
-    for address, block in needed.blocks.items():
+    for address, block in reached.items():
         # The path begins with the number of its frame.
         name, item, _ = block.path.partition(".")[2].partition("[")
         if item:
@@ -208,43 +234,76 @@ def _in_use(needed: Reached) -> tuple[Holder, ...]:
     return tuple(result)
 
 
-def _links(traceback: types.TracebackType | None) -> Iterator[types.TracebackType]:
-    while traceback is not None:
-        yield traceback
-        traceback = traceback.tb_next
-
-
 _Frames = list[tuple[types.FrameType, int]]
 """Frames of a traceback with their lines."""
-_IMPORTED = (types.ModuleType, types.FunctionType, type)
-"""What code imports by name."""
 
 
-def _outer(frames: _Frames) -> range:
-    """Return the numbers of the user's frames around the failing call: those before the first of a library.
+def _frames(links: list[BaseException]) -> _Frames:
+    """Return the frames from the outermost one of an error to the failing call of the last error that it reports.
 
-    They begin with the program: what is around its module runs it.
+    The traceback of an error that was caught begins with the function that has caught it.
     """
-    users = [is_users(frame.f_code.co_filename) for frame, _ in frames]
-    programs = [
-        number for number, is_user in enumerate(users) if is_user and frames[number][0].f_code.co_name == "<module>"
+    frames: _Frames = []
+    for link in links:
+        own = list(traceback.walk_tb(stored(link, BaseException, "__traceback__")))
+        numbers = [number for number, (frame, _) in enumerate(frames) if own and frame is own[0][0]]
+        frames = [*frames[: numbers[0] if numbers else None], *own]
+    return frames
+
+
+_OF_CALLS = ("torch.nn.modules.module", "torch._tensor", "torch.autograd", "torch.autograd.function")
+"""Modules whose functions call modules and functions of autograd, and go backward."""
+_OF_MODULES = ("__init__", "forward")
+"""Methods of a module that are no part of the program around it, as a loop in a method named `fit` is."""
+
+
+class _Program(NamedTuple):
+    """The frames around the failing call, the outermost first."""
+
+    users: list[types.FrameType]
+    """Those of the user."""
+    libraries: list[types.FrameType]
+    """Those of libraries between them, such as of a decorator or of a trainer."""
+    inner: list[types.FrameType]
+    """Those of the failing call."""
+
+
+def _program(frames: list[types.FrameType]) -> _Program:
+    """Return the frames of the program, which end with the last of the user's that no call of a model has led to.
+
+    They begin with the last module: what is around it runs the program.
+    """
+    users = [is_users(frame.f_code.co_filename) for frame in frames]
+    modules = [
+        number for number, is_user in enumerate(users) if is_user and frames[number].f_code.co_name == "<module>"
     ]
-    first = programs[-1] if programs else users.index(True) if True in users else 0
-    end = first
-    while end < len(frames) and users[end] and not isinstance(frames[end][0].f_locals.get("self"), torch.nn.Module):
-        end += 1
-    return range(first, end)
+    first = modules[-1] if modules else users.index(True) if True in users else 0
+    calls = (number for number in range(first, len(frames)) if _begins_call(frames[number], users[number]))
+    call = next(calls, len(frames))
+    end = 1 + max((number for number in range(first, call) if users[number]), default=first - 1)
+    around = list(zip(frames[first:end], users[first:end], strict=True))
+    of_user = [frame for frame, is_user in around if is_user]
+    return _Program(of_user, [frame for frame, is_user in around if not is_user], frames[end:])
 
 
-def _needed(frames: _Frames, outer: range, end: float) -> Reached:
+def _begins_call(frame: types.FrameType, is_user: bool) -> bool:
+    """Return whether a frame is one of a call of a module or of its constructor, of a backward pass or an update."""
+    if not is_user:
+        return frame.f_globals.get("__name__") in _OF_CALLS
+    own = _self_of(frame)
+    # The closure that an optimizer of torch calls is a part of the program.
+    return is_a(own, torch.optim.Optimizer) or (is_a(own, torch.nn.Module) and frame.f_code.co_name in _OF_MODULES)
+
+
+def _needed(program: _Program, end: float) -> Reached:
     """Return what the failing call reaches, under the names that it has in the user's frames around the call."""
-    around = [dict(_variables(frames[number][0])) for number in outer]
-    roots = [{name: value for value, name, _ in locals_of(frame)} for frame, _ in frames[outer.stop :]]
+    around = [dict(_variables(frame)) for frame in program.users]
+    roots = _locals(program.inner)
     reached = _reached(roots, end)
     # The whole model of which a part is in use stays, and then the optimizer of a model that stays.
     for kind in (torch.nn.Module, torch.optim.Optimizer):
         for name, value in ((name, value) for names in around for name, value in names.items()):
-            if isinstance(value, kind) and not reached.blocks.keys().isdisjoint(reached_from(value, end).blocks):
+            if is_a(value, kind) and not reached.blocks.keys().isdisjoint(reached_from(value, end).blocks):
                 roots.append({name: value})
         reached = _reached(roots, end)
     # The last root is followed first: a name of the program comes before those of the functions that it calls.
@@ -256,50 +315,52 @@ def _needed(frames: _Frames, outer: range, end: float) -> Reached:
     return reached._replace(blocks=blocks)
 
 
-def _reached(roots: list[dict[str, Any]], end: float) -> Reached:
-    return reached_from([types.SimpleNamespace(**names) for names in roots], end)
+def _locals(frames: list[types.FrameType]) -> list[dict[str, Any]]:
+    return [{name: value for value, name, _ in locals_of(frame)} for frame in frames]
+
+
+def _reached(roots: list[dict[str, Any]], end: float, known: Collection[int] = frozenset()) -> Reached:
+    return reached_from([types.SimpleNamespace(**names) for names in roots], end, known)
 
 
 def _variables(frame: types.FrameType) -> list[tuple[str, Any]]:
     names = variables(frame) if frame.f_code.co_name != "<module>" else frame.f_globals
     return [
         (name, value)
-        for name, value in list(names.items())
-        if not name.startswith("__") and is_readable(value) and not isinstance(value, types.ModuleType)
+        for name, value in items_of(names)
+        if not name.startswith("__") and not is_a(value, types.ModuleType)
     ]
 
 
 # -- roots that the failing call does not reach
 
 
-def _roots(
-    error: BaseException, frames: _Frames, outer: range, shell: Shell | None
-) -> Iterator[tuple[str, VariableUse, Any]]:
+def _roots(error: BaseException, program: _Program, shell: Shell | None) -> Iterator[tuple[str, VariableUse, Any]]:
     """Yield names with their use and value; where a name comes twice, its first use counts."""
-    for number in reversed(outer):
-        frame = frames[number][0]
+    for number, frame in enumerate(reversed(program.users)):
         # An op of C++ has no frame.
-        use = VariableUse.BESIDE if number == len(frames) - 1 else VariableUse.NOT_REACHED
+        use = VariableUse.NOT_REACHED if number or program.inner else VariableUse.BESIDE
         if shell is not None and frame.f_code.co_name == "<module>":
             yield from _roots_in_shell(shell, use)
         else:
             yield from ((name, use, value) for name, value in _variables(frame))
     # The error was raised while this one was handled, and its `except` block keeps it.
-    if error.__context__ is not None:
-        yield class_name(error.__context__), VariableUse.HANDLED_ERROR, error.__context__
+    handled = stored(error, BaseException, "__context__")
+    if handled is not None:
+        yield class_name(handled), VariableUse.HANDLED_ERROR, handled
     for name in ("last_exc", "last_value", "last_traceback"):
         value = getattr(sys, name, None)
         if value is not None and value is not error and value is not error.__traceback__:
             yield f"sys.{name}", VariableUse.LAST_ERROR, value
-    for name, module in _imported([frames[number][0].f_globals for number in outer]):
-        yield name, VariableUse.NOT_REACHED, types.SimpleNamespace(**vars(module))
+    for name, module in _imported([frame.f_globals for frame in program.users]):
+        yield name, VariableUse.NOT_REACHED, types.SimpleNamespace(**attributes_of(module))
 
 
 def _roots_in_shell(shell: Shell, use: VariableUse) -> Iterator[tuple[str, VariableUse, Any]]:
     """Yield the names of the notebook, and the outputs of cells."""
     for name, value in list(shell.names.items()):
-        hidden = name in _SHELL_NAMES or name.startswith("_") or not is_readable(value)
-        if not hidden and not isinstance(value, types.ModuleType):
+        hidden = name in _SHELL_NAMES or name.startswith("_")
+        if not hidden and not is_a(value, types.ModuleType):
             yield name, use, value
     for number, value in list(shell.outputs.items()):
         yield f"Out[{number}]", VariableUse.OUTPUT, value
@@ -313,28 +374,36 @@ def _imported(names: list[dict[str, Any]]) -> Iterator[tuple[str, types.ModuleTy
     waiting = list(names)
     while waiting:
         for value in list(waiting.pop().values()):
-            if not is_readable(value) or not isinstance(value, _IMPORTED):
-                continue
-            name = getattr(value, "__name__" if isinstance(value, types.ModuleType) else "__module__", None)
-            if not isinstance(name, str) or name in known:
+            name = _module_name(value)
+            if not name or name in known:
                 continue
             known.add(name)
             module = sys.modules.get(name)
             if module is not None and is_users_module(name):
-                waiting.append(vars(module))
+                waiting.append(attributes_of(module))
                 yield name, module
+
+
+def _module_name(value: Any) -> str:
+    """Return the name of a module, or of the module of a class or function, "" for another value."""
+    if is_a(value, type):
+        return module_of(value)
+    name = value.__module__ if is_a(value, types.FunctionType) else None
+    if is_a(value, types.ModuleType):
+        name = attributes_of(value).get("__name__")
+    return name if is_a(name, str) else ""
 
 
 def _holder(name: str, use: VariableUse, value: Any, own: dict[int, Block]) -> Holder:
     in_graph = frozenset(address for address, block in own.items() if block.in_graph)
     size = sum(block.size for block in own.values())
-    label, is_model = name, isinstance(value, torch.nn.Module)
+    label, is_model = name, is_a(value, torch.nn.Module)
     # An optimizer can only be deleted as a whole.
-    if use in (VariableUse.NOT_REACHED, VariableUse.BESIDE) and not isinstance(value, torch.optim.Optimizer):
+    if use in (VariableUse.NOT_REACHED, VariableUse.BESIDE) and not is_a(value, torch.optim.Optimizer):
         way = "" if is_model else _model_of(value, own.values())
         is_model = is_model or bool(way)
         label = f"{name}{way}" if way else ", ".join(f"{name}{attribute}" for attribute in sorted(_attributes(own)))
-    is_container = not isinstance(value, torch.Tensor)
+    is_container = not is_a(value, torch.Tensor)
     tensors, classes = len(own) - len(in_graph), _classes(own)
     return Holder(label, use, frozenset(own), in_graph, size, tensors, is_container, classes, is_model)
 
@@ -354,15 +423,11 @@ def _model_of(value: Any, blocks: Iterable[Block]) -> str:
     """Return the attributes of a value that lead to the one model with all blocks, "" if there is none."""
     way = ""
     for names in zip(*(block.path.partition("[")[0].split(".")[1:] for block in blocks), strict=False):
-        if isinstance(value, torch.nn.Module) or len({*names}) > 1:
+        if is_a(value, torch.nn.Module) or len({*names}) > 1:
             break
         way = f"{way}.{names[0]}"
-        # A property, or a `__getattr__`, would run the user's code.
-        try:
-            value = object.__getattribute__(value, "__dict__").get(names[0])
-        except AttributeError:
-            return ""
-    return way if isinstance(value, torch.nn.Module) else ""
+        value = attributes_of(value).get(names[0])
+    return way if is_a(value, torch.nn.Module) else ""
 
 
 def _classes(blocks: Mapping[int, Block]) -> tuple[str, ...]:
@@ -378,44 +443,41 @@ def _modules(frames: _Frames) -> tuple[str, str]:
     """Return the name of the innermost module of the traceback, and the model that was called to evaluate."""
     modules: list[torch.nn.Module] = []
     for frame, _ in frames:
-        value = frame.f_locals.get("self")
-        if isinstance(value, torch.nn.Module) and (not modules or modules[-1] is not value):
+        value = _self_of(frame)
+        if is_a(value, torch.nn.Module) and (not modules or modules[-1] is not value):
             modules.append(value)
     if not modules:
         return "", _evaluating(frames)
     root, innermost = modules[0], modules[-1]
-    name = next(
-        (name for name, module in root.named_modules() if module is innermost and name), type(innermost).__name__
-    )
-    if not any(weight.requires_grad for weight in root.parameters()):
+    name = next((name for name, module in parts_of(root) if module is innermost and name), type(innermost).__name__)
+    if not any(map(requires_gradient, weights_of(root))):
         # Such as a criterion.
         return name, _evaluating(frames)
-    return name, "" if root.training else type(root).__name__
+    return name, "" if is_training(root) else type(root).__name__
 
 
 def _evaluating(frames: _Frames) -> str:
     """Return the model that evaluates where the failing call is outside of it, as in a loss: all others do as well."""
     users = [frame for frame, _ in frames if is_users(frame.f_code.co_filename)]
-    modules = [value for frame in users for _, value in _variables(frame) if isinstance(value, torch.nn.Module)]
-    models = [model for model in modules if any(weight.requires_grad for weight in model.parameters())]
-    return "" if not models or any(model.training for model in models) else type(models[0]).__name__
+    modules = of_kind((value for frame in users for _, value in _variables(frame)), torch.nn.Module)
+    models = [model for model in modules if any(map(requires_gradient, weights_of(model)))]
+    return "" if not models or any(map(is_training, models)) else type(models[0]).__name__
 
 
 def _phase(frames: _Frames) -> Phase:
     """Return the part of the step, by the innermost frame that shows one."""
     for frame, _ in reversed(frames):
-        value = frame.f_locals.get("self")
-        if isinstance(value, torch.optim.Optimizer):
+        value = _self_of(frame)
+        if is_a(value, torch.optim.Optimizer):
             return Phase.OPTIMIZER
         if frame.f_code.co_name == "backward" and frame.f_globals.get("__name__", "").startswith("torch"):
             return Phase.BACKWARD
-        if isinstance(value, torch.nn.Module):
+        if is_a(value, torch.nn.Module):
             return Phase.FORWARD
     return Phase.OTHER
 
 
 def _state_to_come(frames: _Frames) -> int:
     """Return the bytes of state that the failing update still lacks, 0 outside of one."""
-    values = (frame.f_locals.get("self") for frame, _ in reversed(frames))
-    optimizer = next((value for value in values if isinstance(value, torch.optim.Optimizer)), None)
-    return 0 if optimizer is None else state_to_come(optimizer)
+    optimizers = of_kind((_self_of(frame) for frame, _ in reversed(frames)), torch.optim.Optimizer)
+    return state_to_come(optimizers[0]) if optimizers else 0

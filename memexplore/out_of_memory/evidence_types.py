@@ -85,6 +85,8 @@ class Evidence(NamedTuple):
     """Containers that the failing call reaches."""
     graph: frozenset[int] = frozenset()
     """Addresses that the failing call reaches through a graph only."""
+    needed: frozenset[int] = frozenset()
+    """All addresses that the failing call reaches."""
     state: State = State.UNKNOWN
     no_update: Holder | None = None
     """What graphs and gradients keep for weights that no optimizer updates, under the names of modules."""

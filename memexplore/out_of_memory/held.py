@@ -10,14 +10,14 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from memexplore.analysis.curves import Rows, cached_by_tape
+from memexplore.analysis.curves import Rows, cached_by_tape, lifetimes
 from memexplore.analysis.growth import leak
 from memexplore.analysis.location import where
 from memexplore.analysis.periods import periods
 from memexplore.out_of_memory.counterfactual import alive, bytes_of
 from memexplore.out_of_memory.evidence_types import Evidence, Holder, VariableUse
 from memexplore.out_of_memory.failure import NOTE
-from memexplore.out_of_memory.held_types import HeldGroup, WhyHeld
+from memexplore.out_of_memory.held_types import GROWING, WITHOUT_BACKWARD, HeldGroup, WhyHeld
 from memexplore.tape import Action, Category, Phase, Tape
 from memexplore.text.tensor_text import dtype_of, shape_of
 
@@ -55,13 +55,20 @@ def held_groups(tape: Tape, evidence: Evidence | None) -> list[HeldGroup]:
     row_at = {int(tape.address[row]): int(row) for row in rows}
     if evidence is not None:
         idle = _no_update(tape, evidence, row_at)
+        evaluates = _evaluates(tape, evidence)
         of_idle = frozenset(idle.rows if idle is not None else ())
         held_by = [
             [row_at[address] for address in holder.addresses if address in row_at and row_at[address] not in of_idle]
             for holder in evidence.holders
         ]
         of_holders = [
-            _of_holder(tape, holder, held, evidence) for holder, held in zip(evidence.holders, held_by, strict=True)
+            _of_holder(
+                tape,
+                holder,
+                _without_graphs(tape, holder, held) if evaluates is WhyHeld.NO_BACKWARD else held,
+                evidence,
+            )
+            for holder, held in zip(evidence.holders, held_by, strict=True)
         ]
         own = [
             {row for row in held if int(tape.address[row]) not in holder.in_graph}
@@ -72,18 +79,18 @@ def held_groups(tape: Tape, evidence: Evidence | None) -> list[HeldGroup]:
             in_use = [row_at[address] for address in holder.addresses & row_at.keys()]
             groups.append(_growing_in_use(tape, holder, in_use))
         groups.append(idle)
-        if idle is None and _only_evaluates(tape, evidence):
-            groups.append(_no_backward(tape, rows, WhyHeld.NO_BACKWARD))
-        elif idle is None and _does_not_train(tape, evidence) and leak(tape) is not None:
-            groups.append(_no_backward(tape, rows, WhyHeld.NO_OPTIMIZER))
+        if idle is None and evaluates is not None:
+            groups.append(_no_backward(tape, rows[~np.isin(rows, [*set().union(*own)])], evaluates))
     groups += [_stale_gradients(tape, rows[~np.isin(rows, list(of_idle))]), _cast_weights(tape, rows)]
-    named = [group for group in groups if group is not None and group.what in _GROWING]
+    named = [group for group in groups if group is not None and group.what in GROWING]
     growing = _growing(tape, rows, evidence.graph if evidence is not None else frozenset())
+    if growing is not None and _is_replaced(tape, growing, evidence):
+        growing = None
     # What the tape shows to grow is complete; of what grows, the variables are often a part.
     if growing is not None and growing.size > sum(group.size for group in named):
         groups = [group for group in groups if group not in named]
         groups.append(growing if evidence is None else _with_holders(tape, growing, named, evidence, row_at))
-    return sorted(filter(None, groups), key=lambda group: (group.what not in _WITHOUT_BACKWARD, -group.size))
+    return sorted(filter(None, groups), key=lambda group: (group.what not in WITHOUT_BACKWARD, -group.size))
 
 
 def _group(tape: Tape, reason: WhyHeld, holder: str, rows: list[int] | Rows) -> HeldGroup | None:
@@ -102,9 +109,6 @@ def _group(tape: Tape, reason: WhyHeld, holder: str, rows: list[int] | Rows) -> 
 
 def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) -> HeldGroup | None:
     """Return the group of a variable, None if the memory is needed."""
-    if _only_evaluates(tape, evidence):
-        # What graphs keep belongs to `WhyHeld.NO_BACKWARD`, whichever variable they hang on.
-        rows = [row for row in rows if int(tape.address[row]) not in holder.in_graph]
     if not rows:
         return None
     computed = [row for row in rows if _is_computed(tape, row) or int(tape.address[row]) in holder.in_graph]
@@ -179,8 +183,6 @@ _BY_USE = {
 }
 LAST_ERROR = "sys.last_exc"
 """Name of the holder of an earlier error."""
-_GROWING = (WhyHeld.GROWS, WhyHeld.SUMMED_GRAPHS)
-_WITHOUT_BACKWARD = (WhyHeld.NO_BACKWARD, WhyHeld.NO_OPTIMIZER)
 _ALONE = (
     WhyHeld.OLD_VALUE,
     WhyHeld.OUTPUT,
@@ -204,7 +206,7 @@ def _given_back(
     for group, itself in zip(groups, own, strict=True):
         if group is None:
             continue
-        if group.what in _GROWING and (first := _kept_too(tape, group, itself, result, own_of)) is not None:
+        if group.what in GROWING and (first := _kept_too(tape, group, itself, result, own_of)) is not None:
             own_of[first.holder] |= itself
             result[result.index(first)] = first._replace(holder=f"{first.holder}, {group.holder}")
             own_of[f"{first.holder}, {group.holder}"] = own_of[first.holder]
@@ -218,7 +220,7 @@ def _given_back(
                     name = f"{name}, {LAST_ERROR}" if rows & set(held) else name
                 elif other is None or other.what is not group.what:
                     rows.difference_update(held)
-        if group.what in _GROWING and any(
+        if group.what in GROWING and any(
             earlier.what is group.what and rows <= set(earlier.rows) for earlier in result
         ):
             continue
@@ -226,7 +228,7 @@ def _given_back(
             (earlier for earlier in result if earlier.what is group.what and rows & set(earlier.rows)),
             None,
         )
-        if same is not None and group.what not in _GROWING:
+        if same is not None and group.what not in GROWING:
             result.remove(same)
             rows |= set(same.rows)
             name = ", ".join(dict.fromkeys([*same.holder.split(", "), *name.split(", ")]))
@@ -361,16 +363,35 @@ def _text(tape: Tape, row: int) -> str:
     return tape.tensor_texts[tape.tensor[row]] if tape.tensor[row] >= 0 else ""
 
 
-def _only_evaluates(tape: Tape, evidence: Evidence) -> bool:
-    """Return whether a model in eval mode is followed by no backward pass, as far as this and the last round show."""
+def _evaluates(tape: Tape, evidence: Evidence) -> WhyHeld | None:
+    """Return why no backward pass follows the failing call, by what has run; None if one may follow.
+
+    A model in evaluation mode is trained too, with dropout off: where an optimizer has yet to see a backward pass, and
+    where backward passes have gone through what the failing call makes again.
+    """
+    went_backward = tape.phase == Phase.BACKWARD
+    if not evidence.evaluating:
+        trains = evidence.may_train or bool(np.any(went_backward)) or leak(tape) is None
+        return None if trains else WhyHeld.NO_OPTIMIZER
     ends = periods(tape).ends
-    rounds = 2 if periods(tape).unit == "iteration" else 1
-    begin = ends[-rounds] + 1 if len(ends) >= rounds else 0
-    return bool(evidence.evaluating) and not np.any(tape.phase[begin:] == Phase.BACKWARD)
+    if np.any(went_backward[ends[-1] + 1 if ends else 0 :]) or (evidence.may_train and not np.any(went_backward)):
+        return None
+    made = alive(tape)[tape.category[alive(tape)] == Category.ACTIVATION]
+    trained = np.isin(_places(tape)[made], _places(tape)[_gone_backward(tape)])
+    return None if 2 * np.count_nonzero(trained) > len(made) else WhyHeld.NO_BACKWARD
 
 
-def _does_not_train(tape: Tape, evidence: Evidence) -> bool:
-    return not evidence.may_train and not np.any(tape.phase == Phase.BACKWARD)
+def _gone_backward(tape: Tape) -> Rows:
+    """Return the blocks of the graphs through which backward passes have gone, which free them."""
+    life = lifetimes(tape)
+    freed = life.requested < len(tape)
+    born, by = life.born[freed], life.requested[freed]
+    return born[(tape.category[born] == Category.ACTIVATION) & (tape.phase[by] == Phase.BACKWARD)]
+
+
+def _without_graphs(tape: Tape, holder: Holder, rows: list[int]) -> list[int]:
+    """Return the blocks that a variable has itself: what graphs keep belongs to none, whichever one they hang on."""
+    return [row for row in rows if int(tape.address[row]) not in holder.in_graph]
 
 
 def _no_backward(tape: Tape, rows: Rows, why: WhyHeld) -> HeldGroup | None:
@@ -399,6 +420,15 @@ def _growing_in_use(tape: Tape, holder: Holder, rows: list[int]) -> HeldGroup | 
         kept, count = _of_several_passes(tape, [row for row in sorted(rows) if _is_computed(tape, row)])
     group = _group(tape, WhyHeld.GROWS, holder.name, kept)
     return group and group._replace(blocks=count, each=group.size // count)
+
+
+def _is_replaced(tape: Tape, group: HeldGroup, evidence: Evidence | None) -> bool:
+    """Return whether the failing call uses what grows, such as keys and values, and has it anew in each period."""
+    ends = periods(tape).ends
+    if evidence is None or group.what is not WhyHeld.GROWS or len(ends) < 2:
+        return False
+    new = [row for row in group.rows if row > ends[-2] and int(tape.address[row]) in evidence.needed]
+    return _is_most(tape, group, new)
 
 
 def _backward_passes(tape: Tape) -> NDArray[np.int64]:

@@ -46,6 +46,12 @@ class WhyHeld(enum.StrEnum):
     """A global variable of a module that the running code does not name."""
 
 
+GROWING = (WhyHeld.GROWS, WhyHeld.SUMMED_GRAPHS, WhyHeld.LONG_GRAPH)
+"""What gets more with each period."""
+WITHOUT_BACKWARD = (WhyHeld.NO_BACKWARD, WhyHeld.NO_OPTIMIZER)
+"""Graphs that no backward pass needs."""
+
+
 class HeldGroup(NamedTuple):
     """Blocks that one change of the code gives back."""
 

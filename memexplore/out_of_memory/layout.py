@@ -6,12 +6,10 @@ layers come from the modules and optimizers that are alive.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import tempfile
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +18,16 @@ from memexplore import snapshot
 from memexplore.analysis.curves import lifetimes
 from memexplore.out_of_memory.evidence_types import Evidence
 from memexplore.out_of_memory.failure import with_failure
+from memexplore.out_of_memory.objects import (
+    children_of,
+    name_of,
+    of_kind,
+    own_buffers,
+    own_weights,
+    parts_of,
+    state_in,
+    stored_gradient,
+)
 from memexplore.out_of_memory.reach import address_of
 from memexplore.recorder import cuda, tape_builder
 from memexplore.recorder.allocator_history import lasting, since
@@ -30,7 +38,6 @@ from memexplore.snapshot.history import tape_of
 from memexplore.tape import Action, Category, Tape
 from memexplore.tape.allocator_settings import LARGE_SEGMENT
 from memexplore.torch_internals.cuda import DUMP_SNAPSHOT
-from memexplore.torch_internals.tensors import gradient_of
 from memexplore.virtual_gpu.device import active
 from memexplore.virtual_gpu.tensors.live_storages import live_storages
 
@@ -105,36 +112,27 @@ def _with_owners(tape: Tape) -> Tape:
 def _owners() -> Iterator[tuple[int, tuple[Category, str]]]:
     """Yield address, category and layer of weights, buffers, gradients and optimizer states."""
     # The list of all objects must not have itself among its elements.
-    owners = [value for value in gc.get_objects() if _is(value, torch.nn.Module) or _is(value, torch.optim.Optimizer)]
-    inner = {id(child) for owner in owners if _is(owner, torch.nn.Module) for child in owner.children()}
-    for owner in owners:
-        with contextlib.suppress(Exception):  # such as a module that a library replaced while it was walked
-            if _is(owner, torch.nn.Module):
-                if id(owner) not in inner:
-                    yield from _of_model(owner)
-            else:
-                yield from _of_optimizer(owner)
+    objects = [value for value in gc.get_objects() if issubclass(type(value), _OWNERS)]
+    models = of_kind(objects, torch.nn.Module)
+    inner = {id(child) for model in models for child in children_of(model).values()}
+    for model in models:
+        if id(model) not in inner:
+            yield from _of_model(model)
+    for optimizer in of_kind(objects, torch.optim.Optimizer):
+        for state in state_in(optimizer).values():
+            yield from ((address_of(value)[0], (Category.OPTIMIZER_STATE, "")) for value in state)
 
 
-def _is(value: Any, kind: type) -> bool:
-    # `isinstance` asks proxies, such as weakref's, for their class.
-    return issubclass(type(value), kind)
+_OWNERS = (torch.nn.Module, torch.optim.Optimizer)
 
 
 def _of_model(model: torch.nn.Module) -> Iterator[tuple[int, tuple[Category, str]]]:
-    for name, module in model.named_modules():
-        layer = name or type(model).__name__
-        for weight in module.parameters(recurse=False):
+    for name, module in parts_of(model):
+        layer = name or name_of(type(model))
+        for weight in own_weights(module).values():
             yield address_of(weight)[0], (Category.PARAMETER, layer)
-            gradient = gradient_of(weight)
+            gradient = stored_gradient(weight)
             if gradient is not None:
                 yield address_of(gradient)[0], (Category.GRADIENT, layer)
-        for buffer in module.buffers(recurse=False):
+        for buffer in own_buffers(module).values():
             yield address_of(buffer)[0], (Category.BUFFER, layer)
-
-
-def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, tuple[Category, str]]]:
-    for state in list(optimizer.state.values()):
-        for value in list(state.values()) if isinstance(state, dict) else ():
-            if isinstance(value, torch.Tensor):
-                yield address_of(value)[0], (Category.OPTIMIZER_STATE, "")

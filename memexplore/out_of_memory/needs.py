@@ -18,9 +18,10 @@ from memexplore.text.units import size_text
 
 _DOMINATES = 0.75
 """Share of the allocated bytes from which one layer is named."""
-_LITTLE = 0.05
-"""Share of the allocated bytes from which the weights of models that are not trained are named, and of all weights
-from which their gradients and states are worth a change."""
+_UNTRAINED = 0.05
+"""Share of the allocated bytes from which the weights of models that are not trained are named."""
+_TRAINED = 0.05
+"""Share of all weights from which the gradients and states of those that are trained are worth a change."""
 _WORTH = 0.01
 """Share of the allocated bytes below which what a change concerns is not worth it, if another change concerns more."""
 _LARGER_REQUEST = 4
@@ -103,7 +104,7 @@ def _of_untrained(tape: Tape, rows: Rows, evidence: Evidence | None) -> Suggesti
         return None
     sizes = block_bytes(tape)[rows]
     size = int(sizes[np.isin(tape.address[rows], list(models.addresses))].sum())
-    if size < _LITTLE * sizes.sum():
+    if size < _UNTRAINED * sizes.sum():
         return None
     names = models.name.replace(", ", "`, `")
     whose = f"of `{names}`, which no optimizer trains," if names else "of models that no optimizer trains"
@@ -245,7 +246,7 @@ def _trains_little(tape: Tape, rows: Rows, evidence: Evidence | None) -> bool:
     if evidence is None or evidence.trained is None:
         return False
     weights = int(tape.size[rows[tape.category[rows] == Category.PARAMETER]].sum())
-    return evidence.trained < _LITTLE * weights
+    return evidence.trained < _TRAINED * weights
 
 
 def _has_only_evaluated(tape: Tape, evidence: Evidence | None) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from memexplore.out_of_memory.evidence_types import State
+from memexplore.out_of_memory.objects import groups_of, is_a, state_in, stored_gradient, updated_by
+from memexplore.torch_internals.tensors import raw_device_of, stored_in_tensor
 
 _AVERAGES = dict.fromkeys((torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam), 2)
 """State tensors with the shape of a weight, of optimizers that make them for one weight after the other."""
@@ -23,8 +23,8 @@ def state_of(optimizers: list[torch.optim.Optimizer]) -> State:
 
 
 def _keeps_state(optimizer: torch.optim.Optimizer) -> bool:
-    momentum = any(group.get("momentum") for group in optimizer.param_groups)
-    return momentum or not isinstance(optimizer, torch.optim.SGD)
+    momentum = any(group.get("momentum") for group in groups_of(optimizer))
+    return momentum or not is_a(optimizer, torch.optim.SGD)
 
 
 def bytes_of_weights(optimizers: list[torch.optim.Optimizer]) -> int:
@@ -33,9 +33,7 @@ def bytes_of_weights(optimizers: list[torch.optim.Optimizer]) -> int:
     >>> bytes_of_weights([torch.optim.SGD([torch.nn.Parameter(torch.zeros(4))])])  # 4 numbers of 4 bytes
     16
     """
-    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
-    weights = {id(weight): weight for group in groups for weight in group["params"]}
-    return sum(weight.nbytes for weight in weights.values())
+    return sum(stored_in_tensor(weight, "nbytes") for weight in updated_by(optimizers).values())
 
 
 def state_to_come(optimizer: torch.optim.Optimizer) -> int:
@@ -52,19 +50,26 @@ def state_to_come(optimizer: torch.optim.Optimizer) -> int:
     >>> state_to_come(optimizer)  # two averages of 8 numbers of 4 bytes
     64
     """
-    groups = optimizer.param_groups
-    weights = [weight for group in groups for weight in group["params"] if weight.grad is not None]
-    shaped = [_shaped(weight, optimizer.state.get(weight, {})) for weight in weights]
+    weights = [weight for weight in updated_by([optimizer]).values() if stored_gradient(weight) is not None]
+    state = state_in(optimizer)
+    shaped = [_shaped(weight, state.get(id(weight), [])) for weight in weights]
     least = _AVERAGES.get(type(optimizer), 0)
     # The largest second average so far is kept too.
-    least += bool(least) and all(group.get("amsgrad") for group in groups)
+    least += bool(least) and all(group.get("amsgrad") for group in groups_of(optimizer))
     complete: dict[int, int] = {}
     for weight, count in zip(weights, shaped, strict=True):
-        complete[weight.dim()] = max(count, complete.get(weight.dim(), least))
-    return sum((complete[weight.dim()] - count) * weight.nbytes for weight, count in zip(weights, shaped, strict=True))
+        dimensions = len(_shape(weight))
+        complete[dimensions] = max(count, complete.get(dimensions, least))
+    return sum(
+        (complete[len(_shape(weight))] - count) * stored_in_tensor(weight, "nbytes")
+        for weight, count in zip(weights, shaped, strict=True)
+    )
 
 
-def _shaped(weight: torch.Tensor, state: Any) -> int:
-    values = state.values() if isinstance(state, dict) else ()
-    tensors = [value for value in values if isinstance(value, torch.Tensor) and value.device == weight.device]
-    return sum(value.shape == weight.shape for value in tensors)
+def _shaped(weight: torch.Tensor, state: list[torch.Tensor]) -> int:
+    """Return the number of tensors with the shape of a weight, on its device."""
+    return sum(_shape(value) == _shape(weight) and raw_device_of(value) == raw_device_of(weight) for value in state)
+
+
+def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    return stored_in_tensor(tensor, "shape")  # type: ignore[no-any-return]

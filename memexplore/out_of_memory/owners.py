@@ -19,7 +19,17 @@ import torch
 
 from memexplore.out_of_memory.cures import GRADIENT
 from memexplore.out_of_memory.evidence_types import Holder, VariableUse
+from memexplore.out_of_memory.objects import (
+    attributes_of,
+    is_a,
+    items_of,
+    module_of,
+    name_of,
+    of_kind,
+    stored_gradient,
+)
 from memexplore.out_of_memory.reach import address_of, is_users_module, reached_from
+from memexplore.torch_internals.tensors import stored_in_tensor
 
 _MOST_NAMES = 3
 """Classes of a cycle that are named."""
@@ -76,14 +86,12 @@ def _in_own_gradients(lost: list[torch.Tensor], reached: Collection[int], end: f
     leaves = [
         tensor
         for tensor in lost
-        # Classes of the user may compute their attributes.
-        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_leaf and tensor.grad is not None
-        if tensor.grad.grad_fn is not None
+        if (gradient := stored_gradient(tensor)) is not None and not stored_in_tensor(gradient, "is_leaf")
     ]
     blocks = reached_from(leaves, end).blocks
     own = {address: block for address, block in blocks.items() if address not in reached}
     in_graph = frozenset(address for address, block in own.items() if block.in_graph)
-    shapes = Counter(tuple(leaf.shape) for leaf in leaves)
+    shapes = Counter(tuple(stored_in_tensor(leaf, "shape")) for leaf in leaves)
     name = f"Tensor({' × '.join(map(str, shapes.most_common(1)[0][0]))}).grad" if shapes else ""
     size = sum(block.size for block in own.values())
     return Holder(
@@ -93,9 +101,7 @@ def _in_own_gradients(lost: list[torch.Tensor], reached: Collection[int], end: f
 
 def _lost(reached: Collection[int]) -> list[torch.Tensor]:
     """Return the tensors that Python has on the device and that were not reached."""
-    # The objects are not asked, as that may run the user's code.
-    tensors = (value for value in gc.get_objects() if issubclass(type(value), torch.Tensor))
-    addresses = ((tensor, address_of(tensor)[0]) for tensor in tensors)
+    addresses = ((tensor, address_of(tensor)[0]) for tensor in of_kind(gc.get_objects(), torch.Tensor))
     return [tensor for tensor, address in addresses if address and address not in reached]
 
 
@@ -122,7 +128,7 @@ def _behind(values: list[Any], ours: set[int], end: float) -> dict[tuple[Variabl
                 continue
             if id(value) in running:
                 is_dead = False
-            elif id(value) in modules or isinstance(value, type):
+            elif id(value) in modules or is_a(value, type):
                 is_dead = False
                 roots |= _named(value, modules.get(id(value), ""), below)
             else:
@@ -136,10 +142,10 @@ def _behind(values: list[Any], ours: set[int], end: float) -> dict[tuple[Variabl
 
 def _named(owner: Any, module: str, below: set[int]) -> dict[tuple[VariableUse, str], Any]:
     """Return the variables of a module, or the attributes of a class, that lead to some objects."""
-    if isinstance(owner, type):
-        module, values = owner.__qualname__, list(type.__dict__["__dict__"].__get__(owner).items())
+    if is_a(owner, type):
+        module, values = name_of(owner), list(attributes_of(owner).items())
     else:
-        values = list(owner.items())
+        values = items_of(owner)
     prefix = "" if module == "__main__" else f"{module}."
     return {(VariableUse.LIBRARY, f"{prefix}{name}"): value for name, value in values if id(value) in below}
 
@@ -152,10 +158,11 @@ def _outward(frame: types.FrameType | None) -> Iterator[types.FrameType]:
 
 def _classes(objects: list[Any]) -> str:
     """Return the names of the classes of the objects of a cycle: those of the user, else those of a library."""
-    kinds = {type(value) for value in objects if not issubclass(type(value), torch.Tensor)}
-    users = [kind for kind in kinds if is_users_module(kind.__module__)]
-    library = [kind for kind in kinds if kind.__module__.partition(".")[0] not in ("builtins", "collections", "torch")]
-    names = sorted({kind.__qualname__ for kind in users or library or kinds - {dict, list, tuple}})
+    kinds = {id(type(value)): type(value) for value in objects if not is_a(value, torch.Tensor)}.values()
+    users = [kind for kind in kinds if is_users_module(module_of(kind))]
+    library = [kind for kind in kinds if module_of(kind).partition(".")[0] not in ("builtins", "collections", "torch")]
+    others = [kind for kind in kinds if kind not in (dict, list, tuple)]
+    names = sorted({name_of(kind) for kind in users or library or others})
     return ", ".join(names[:_MOST_NAMES])
 
 

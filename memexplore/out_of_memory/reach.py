@@ -15,18 +15,30 @@ import traceback
 import types
 import weakref
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from memexplore.analysis.tables import is_users
-from memexplore.out_of_memory.attempts import is_readable
-from memexplore.torch_internals.tensors import saved_values, storage_key, untyped_storage
+from memexplore.out_of_memory.objects import (
+    attributes_of,
+    children_of,
+    class_attributes,
+    classes_of,
+    is_a,
+    items_of,
+    module_of,
+    own_buffers,
+    own_weights,
+    stored,
+    stored_gradient,
+)
+from memexplore.torch_internals.tensors import saved_values, storage_in_tensor, storage_key, stored_in_tensor
 from memexplore.virtual_gpu.frame_variables import variables
 from memexplore.virtual_gpu.tensors.live_storages import live_storages
 
-_PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), type, types.ModuleType, range, slice)
+_PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), types.ModuleType, range, slice)
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 _OF_CONTAINERS = ("builtins", "collections")
 """Modules of classes that belong to no library: what has an attribute with such an object owns what is in it."""
@@ -69,14 +81,14 @@ class Reached(NamedTuple):
 def address_of(tensor: torch.Tensor) -> tuple[int, int]:
     """Return address and bytes of a tensor's memory on the virtual or real GPU; zeros where it has none."""
     try:
-        storage = untyped_storage(tensor)
+        storage = storage_in_tensor(tensor)
         ref = live_storages.get(storage_key(storage))
         if ref is not None:
             return ref.address, ref.size
-        if tensor.device.type == "cuda":
+        if storage.device.type == "cuda":
             return storage.data_ptr(), storage.nbytes()
-    except (NotImplementedError, RuntimeError, ValueError, AttributeError, TypeError):
-        # Without a storage, or of a class that does not let torch have it.
+    except (NotImplementedError, RuntimeError):
+        # Without a storage.
         pass
     return 0, 0
 
@@ -101,17 +113,18 @@ def reached_from(root: Any, end: float, known: Collection[int] = frozenset()) ->
             return Reached(blocks, visited, False, tensors, kept)
         visited.add(id(value))
         kept.append(value)
-        if isinstance(value, torch.Tensor):
+        own = owner if module_of(type(value)) in _OF_CONTAINERS else type(value)
+        if is_a(value, torch.Tensor):
+            own = owner
             address, size = address_of(value)
             if address:
                 tensors += not in_graph
                 before = blocks.get(address)
                 if before is None or (before.in_graph and not in_graph):
                     blocks[address] = Block(path, in_graph, size, owner)
-        own = owner if isinstance(value, torch.Tensor) or type(value).__module__ in _OF_CONTAINERS else type(value)
         try:
             waiting.extend((inner, way, graph, own) for inner, way, graph in _inside(value, path, in_graph))
-        except Exception:  # an attribute that cannot be read, a container that another thread changes
+        except Exception:  # such as a container that another thread changes
             continue
     return Reached(blocks, visited, True, tensors, kept)
 
@@ -119,13 +132,11 @@ def reached_from(root: Any, end: float, known: Collection[int] = frozenset()) ->
 def _is_plain(value: Any) -> bool:
     """Return whether a value holds no tensors of the user."""
     kind = type(value)
-    if issubclass(kind, torch.Tensor) or _is_users_class(value):
-        return False
-    return issubclass(kind, _PLAIN) or str(kind.__module__).partition(".")[0] in _FOREIGN or not is_readable(value)
-
-
-def _is_users_class(value: Any) -> bool:
-    return issubclass(type(value), type) and is_users_module(str(type.__dict__["__module__"].__get__(value)))
+    if issubclass(kind, _PLAIN):
+        return True
+    if issubclass(kind, type):
+        return not is_users_module(module_of(value))
+    return module_of(kind).partition(".")[0] in _FOREIGN and not issubclass(kind, torch.Tensor)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -137,60 +148,58 @@ def is_users_module(name: str) -> bool:
 
 def is_node(value: Any) -> bool:
     """Return whether a value is a node of a graph of autograd; its class may have any metaclass."""
-    return any("next_functions" in vars(kind) for kind in type(value).__mro__)
+    return any("next_functions" in class_attributes(kind) for kind in classes_of(value))
 
 
 def models_of(variables: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, torch.nn.Module]]:
     """Yield the modules among variables, and among the attributes of other variables, with their names."""
     for name, value in variables:
-        if isinstance(value, torch.nn.Module):
+        if is_a(value, torch.nn.Module):
             yield name, value
-        elif isinstance(own := getattr(value, "__dict__", None), dict | types.MappingProxyType):
-            for attribute, module in list(own.items()):
-                if is_readable(module) and isinstance(module, torch.nn.Module):
+        else:
+            for attribute, module in attributes_of(value).items():
+                if is_a(module, torch.nn.Module):
                     yield f"{name}.{attribute}", module
 
 
 def _inside(value: Any, path: str, in_graph: bool) -> Iterator[tuple[Any, str, bool]]:
     """Yield the values that a value refers to, with path and whether a graph leads to them."""
-    if isinstance(value, torch.Tensor):
+    if is_a(value, torch.Tensor):
         yield from _behind_tensor(value, path, in_graph)
     elif is_node(value):
         yield from _behind_node(value, path)
-    elif isinstance(value, Mapping):
-        yield from ((inner, f"{path}[{_key(key)}]", in_graph) for key, inner in _items(value))
-    elif isinstance(value, _SEQUENCES):
-        yield from ((inner, f"{path}[{number}]", in_graph) for number, inner in enumerate(_bounded(value)))
-    elif isinstance(value, _WITH_FRAMES):
+    elif is_a(value, dict):
+        yield from ((inner, f"{path}[{_key(key)}]", in_graph) for key, inner in items_of(value)[:_MOST_ITEMS])
+    elif issubclass(type(value), _SEQUENCES):
+        yield from ((inner, f"{path}[{number}]", in_graph) for number, inner in enumerate(_elements(value)))
+    elif issubclass(type(value), _WITH_FRAMES):
         for frame in _frames_of(value):
             yield from locals_of(frame, path, in_graph)
-    elif isinstance(value, _FUNCTIONS):
+    elif issubclass(type(value), _FUNCTIONS):
         yield from ((inner, path, in_graph) for inner in _of_function(value))
-    elif isinstance(value, type):
-        yield from ((inner, f"{path}.{name}", in_graph) for name, inner in list(vars(value).items()))
+    elif is_a(value, type):
+        yield from ((inner, f"{path}.{name}", in_graph) for name, inner in attributes_of(value).items())
     else:
-        if isinstance(value, BaseException):
-            yield value.__traceback__, f"{path}.__traceback__", in_graph
-            yield value.__cause__, path, in_graph
-            yield value.__context__, path, in_graph
-        if type(value).__module__ in _WRITTEN_IN_C:
+        if is_a(value, BaseException):
+            yield stored(value, BaseException, "__traceback__"), f"{path}.__traceback__", in_graph
+            yield stored(value, BaseException, "__cause__"), path, in_graph
+            yield stored(value, BaseException, "__context__"), path, in_graph
+        if module_of(type(value)) in _WRITTEN_IN_C:
             yield from ((inner, path, in_graph) for inner in gc.get_referents(value))
         yield from _attributes(value, path, in_graph)
 
 
 def _behind_tensor(tensor: torch.Tensor, path: str, in_graph: bool) -> Iterator[tuple[Any, str, bool]]:
-    node = None if tensor.is_leaf else tensor.grad_fn
-    if node is not None:
-        yield node, path, True
-    if tensor.is_leaf and tensor.grad is not None:
-        yield tensor.grad, f"{path}.grad", in_graph
-    yield from ((inner, f"{path}.{name}", in_graph) for name, inner in vars(tensor).items())
+    if not stored_in_tensor(tensor, "is_leaf"):
+        yield stored_in_tensor(tensor, "grad_fn"), path, True
+    yield stored_gradient(tensor), f"{path}.grad", in_graph
+    yield from _attributes(tensor, path, in_graph)
 
 
 def _behind_node(node: Any, path: str) -> Iterator[tuple[Any, str, bool]]:
     yield from ((inner, path, True) for inner, _ in node.next_functions if inner is not None)
     yield from ((inner, path, True) for inner in saved_values(node))
-    yield from ((inner, path, True) for inner in getattr(node, "__dict__", {}).values())
+    yield from ((inner, path, True) for inner in attributes_of(node).values())
 
 
 def _frames_of(value: Any) -> Iterator[types.FrameType]:
@@ -207,53 +216,48 @@ def _frames_of(value: Any) -> Iterator[types.FrameType]:
 
 
 def _attributes(value: Any, path: str, in_graph: bool) -> Iterator[tuple[Any, str, bool]]:
-    attributes = getattr(value, "__dict__", None)
-    if isinstance(attributes, dict):
-        yield from ((inner, f"{path}.{name}", in_graph) for name, inner in list(attributes.items()))
-        if isinstance(value, torch.nn.Module):
-            # Last, and so the first to be visited: their names are shorter than the names of the tables they are in.
-            yield from ((inner, f"{path}.{name}", in_graph) for name, inner in value.named_children())
-            yield from ((inner, f"{path}.{name}", in_graph) for name, inner in value.named_buffers(recurse=False))
-            yield from ((inner, f"{path}.{name}", in_graph) for name, inner in value.named_parameters(recurse=False))
-    for kind in type(value).__mro__:
+    yield from ((inner, f"{path}.{name}", in_graph) for name, inner in attributes_of(value).items())
+    if is_a(value, torch.nn.Module):
+        # Last, and so the first to be visited: their names are shorter than the names of the tables they are in.
+        for table in (children_of(value), own_buffers(value), own_weights(value)):
+            yield from ((inner, f"{path}.{name}", in_graph) for name, inner in table.items())
+    for kind in classes_of(value):
         yield kind, path, in_graph
-        for name in _slots(kind):
-            inner = getattr(value, name, None)
-            yield inner, f"{path}.{name}", in_graph
+        for name, slot in _slots(kind).items():
+            try:
+                yield slot.__get__(value), f"{path}.{name}", in_graph
+            except AttributeError:  # empty
+                continue
 
 
-def _slots(kind: type) -> tuple[str, ...]:
-    """Return the slots of a class of the user; slots of other classes may compute what they return."""
+def _slots(kind: type) -> dict[str, types.MemberDescriptorType]:
+    """Return the slots of a class of Python."""
     if (known := _slots_of.get(kind)) is None:
         known = _slots_of[kind] = _found_slots(kind)
     return known
 
 
-_slots_of: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
+_slots_of: weakref.WeakKeyDictionary[type, dict[str, types.MemberDescriptorType]] = weakref.WeakKeyDictionary()
 """Slots by class: a class leads to its functions, and these to all variables of their module."""
 
 
-def _found_slots(kind: type) -> tuple[str, ...]:
-    names = vars(kind).get("__slots__", ())
-    names = (names,) if isinstance(names, str) else tuple(names)
-    return tuple(
-        name
-        for name in names
-        if name not in ("__dict__", "__weakref__") and isinstance(vars(kind).get(name), types.MemberDescriptorType)
-    )
+def _found_slots(kind: type) -> dict[str, types.MemberDescriptorType]:
+    own = class_attributes(kind)
+    slots = {name: slot for name, slot in own.items() if type(slot) is types.MemberDescriptorType}
+    return slots if "__slots__" in own else {}
 
 
 def locals_of(frame: types.FrameType, path: str = "", in_graph: bool = False) -> Iterator[tuple[Any, str, bool]]:
     """Yield the local variables of a frame; of a module or cell, whose variables are global, none."""
     if (values := variables(frame)) is not frame.f_globals and frame.f_code.co_name != "<module>":
-        yield from ((value, f"{path}.{name}" if path else name, in_graph) for name, value in values.items())
+        yield from ((value, f"{path}.{name}" if path else name, in_graph) for name, value in items_of(values))
 
 
 def _of_function(value: Any) -> Iterator[Any]:
-    if isinstance(value, types.MethodType):
+    if is_a(value, types.MethodType):
         yield value.__self__
-    elif isinstance(value, functools.partial):
-        yield from (value.func, value.args, value.keywords)
+    elif is_a(value, functools.partial):
+        yield from (stored(value, functools.partial, name) for name in ("func", "args", "keywords"))
     else:
         yield from (value.__defaults__, value.__kwdefaults__)
         for cell in value.__closure__ or ():
@@ -263,23 +267,18 @@ def _of_function(value: Any) -> Iterator[Any]:
                 continue
 
 
-def _items(value: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
-    try:
-        return list(value.items())[:_MOST_ITEMS] if type(value).__module__ in _KNOWN or isinstance(value, dict) else []
-    except Exception:  # changed by another thread
-        return []
+def _elements(value: Any) -> list[Any]:
+    """Return the first elements of a sequence, whatever its class overrides."""
+    kind = next(kind for kind in _SEQUENCES if is_a(value, kind))
+    return list(itertools.islice(kind.__iter__(value), _MOST_ITEMS))
 
 
-_KNOWN = ("collections", "builtins", "types", "torch.utils.weak", "transformers.utils.generic")
-
-
-def _bounded(value: Any) -> list[Any]:
-    try:
-        return list(value)[:_MOST_ITEMS] if len(value) <= _MOST_ITEMS else []
-    except Exception:
-        return []
+_OF_KEYS = (bool, str, int, float)
 
 
 def _key(key: Any) -> str:
-    text = repr(key) if isinstance(key, str | int | bool | float | tuple) else type(key).__name__
+    if type(key) is tuple:
+        return f"({', '.join(map(_key, key))})"
+    kind = next((kind for kind in _OF_KEYS if is_a(key, kind)), None)
+    text = type(key).__name__ if kind is None else kind.__repr__(key)
     return text if len(text) <= 40 else text[:39] + "…"

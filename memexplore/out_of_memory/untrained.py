@@ -12,8 +12,22 @@ from typing import Any
 import torch
 
 from memexplore.out_of_memory.evidence_types import Holder, VariableUse
+from memexplore.out_of_memory.objects import (
+    attributes_of,
+    children_of,
+    classes_of,
+    is_a,
+    name_of,
+    of_kind,
+    own_weights,
+    parts_of,
+    requires_gradient,
+    stored_gradient,
+    updated_by,
+    weights_of,
+)
 from memexplore.out_of_memory.reach import Block, address_of, is_node, models_of, reached_from
-from memexplore.torch_internals.tensors import saved_values
+from memexplore.torch_internals.tensors import saved_values, stored_in_tensor
 
 _MOST_NAMES = 4
 """Names of models, and of parts of them, that are listed."""
@@ -23,14 +37,8 @@ _SHARDED = ("FSDP", "FullyShardedDataParallel")
 
 def optimizers_in(objects: Iterable[Any]) -> list[torch.optim.Optimizer]:
     """Return the optimizers among objects, without wrappers of another optimizer."""
-    optimizers = [value for value in objects if isinstance(value, torch.optim.Optimizer)]
-    return [value for value in optimizers if not isinstance(vars(value).get("optimizer"), torch.optim.Optimizer)]
-
-
-def _updated(objects: Iterable[Any]) -> set[int]:
-    """Return the identities of the weights of the optimizers among objects."""
-    groups = (group for optimizer in optimizers_in(objects) for group in optimizer.param_groups)
-    return {id(weight) for group in groups for weight in group["params"]}
+    optimizers = of_kind(objects, torch.optim.Optimizer)
+    return [value for value in optimizers if not is_a(attributes_of(value).get("optimizer"), torch.optim.Optimizer)]
 
 
 def untrained(objects: list[Any], variables: Iterable[tuple[str, Any]]) -> Holder | None:
@@ -39,22 +47,20 @@ def untrained(objects: list[Any], variables: Iterable[tuple[str, Any]]) -> Holde
     `objects` were reached. A model with weights that require a gradient counts only if an optimizer updates others, and
     a frozen part of a trained model does not count: the layers around it need its results in their own precision.
     """
-    updated = _updated(objects)
+    updated = updated_by(optimizers_in(objects)).keys()
 
     def is_trained(weight: torch.Tensor) -> bool:
-        return id(weight) in updated or (weight.requires_grad and not updated)
+        return id(weight) in updated or (requires_gradient(weight) and not updated)
 
-    modules = [module for module in objects if isinstance(module, torch.nn.Module)]
-    trained = [module for module in modules if any(map(is_trained, module.parameters()))]
-    inner = {id(part) for module in trained for part in module.modules()}
+    trained = [module for module in of_kind(objects, torch.nn.Module) if any(map(is_trained, weights_of(module)))]
+    inner = {id(part) for module in trained for _, part in parts_of(module)}
     sizes: dict[int, int] = {}
     names: list[str] = []
     for name, model in models_of(variables):
         if id(model) in inner:
             continue
-        weights = [
-            address_of(weight) for weight in model.parameters() if weight.dtype is torch.float32 and weight.is_cuda
-        ]
+        long = [weight for weight in weights_of(model) if stored_in_tensor(weight, "dtype") is torch.float32]
+        weights = map(address_of, long)
         new = {address: size for address, size in weights if address and address not in sizes}
         if new:
             sizes |= new
@@ -74,14 +80,14 @@ def without_update(
     optimizer has weights of a model, where weights are sharded, as the graph then has other tensors, and after the time
     `end`. Inputs that require a gradient are no weights: their gradient may be used.
     """
-    updated = _updated(objects)
-    modules = [value for value in objects if isinstance(value, torch.nn.Module)]
-    weights = {id(weight): weight for module in modules for weight in module.parameters(recurse=False)}
-    sharded = any(kind.__name__.startswith(_SHARDED) for module in modules for kind in type(module).__mro__)
+    updated = updated_by(optimizers_in(objects)).keys()
+    modules = of_kind(objects, torch.nn.Module)
+    weights = {id(weight): weight for module in modules for weight in own_weights(module).values()}
+    sharded = any(name_of(kind).startswith(_SHARDED) for module in modules for kind in classes_of(module))
     if updated.isdisjoint(weights) or sharded:
         return None
     nodes = {id(value): value for value in objects if is_node(value)}
-    idle = {number: weight for number, weight in weights.items() if number not in updated and weight.requires_grad}
+    idle = {number: weight for number, weight in weights.items() if number not in updated and requires_gradient(weight)}
     leads = _leads_to_update(nodes, idle)
     in_use = {address for reached_blocks in blocks for address, block in reached_blocks.items() if not block.in_graph}
     saved: dict[bool, dict[int, int]] = {True: {}, False: {}}
@@ -97,7 +103,7 @@ def without_update(
         address: size for address, size in saved[False].items() if address not in in_use and address not in saved[True]
     }
     in_graph = frozenset(sizes)
-    gradients = [idle[number].grad for number in reached]
+    gradients = [stored_gradient(idle[number]) for number in reached]
     sizes.update(address_of(gradient) for gradient in gradients if gradient is not None)
     sizes.pop(0, None)
     if not sizes:
@@ -121,7 +127,7 @@ def _leads_to_update(nodes: Mapping[int, Any], idle: Mapping[int, Any]) -> dict[
         variable = getattr(node, "variable", None)
         behind = [following for following, _ in node.next_functions if following is not None and id(following) in nodes]
         unknown_yet = [following for following in behind if id(following) not in result]
-        if isinstance(variable, torch.Tensor) or not behind:
+        if is_a(variable, torch.Tensor) or not behind:
             result[id(node)] = id(variable) not in idle
         elif unknown_yet:
             waiting += unknown_yet
@@ -143,12 +149,12 @@ def _names(idle: set[int], reached: set[int], variables: Iterable[tuple[str, Any
 
 def _idle_parts(name: str, module: torch.nn.Module, idle: set[int]) -> Iterator[tuple[str, Any, set[int]]]:
     """Yield path, module or weight, and weights of each largest part that no optimizer updates."""
-    inside = {id(weight) for weight in module.parameters() if weight.requires_grad}
+    inside = {id(weight) for weight in weights_of(module) if requires_gradient(weight)}
     if inside <= idle:
         yield name, module, inside
         return
-    for attribute, weight in module.named_parameters(recurse=False):
+    for attribute, weight in own_weights(module).items():
         if id(weight) in idle:
             yield f"{name}.{attribute}", weight, {id(weight)}
-    for attribute, child in module.named_children():
+    for attribute, child in children_of(module).items():
         yield from _idle_parts(f"{name}[{attribute}]" if attribute.isdecimal() else f"{name}.{attribute}", child, idle)

@@ -47,20 +47,42 @@ def end_of(error: BaseException | None) -> End:
 
 
 def out_of_memory_error(error: BaseException | None) -> torch.OutOfMemoryError | None:
-    """Return the out-of-memory error that an exception is, or that it was raised from; None for another exception.
+    """Return the out-of-memory error that an exception is, or that it reports; None for another exception.
 
     >>> out_of_memory_error(ValueError("too small")) is None
     True
     """
-    seen: set[int] = set()
-    link = error
-    while link is not None and id(link) not in seen:
-        # One that was raised from another stands for it.
-        if isinstance(link, torch.OutOfMemoryError) and not isinstance(link.__cause__, torch.OutOfMemoryError):
-            return link
-        seen.add(id(link))
-        link = link.__cause__ or (link.__context__ if isinstance(link, SystemExit) else None)
-    return None
+    links = links_to_out_of_memory(error)
+    return links[-1] if links else None  # type: ignore[return-value]
+
+
+def links_to_out_of_memory(error: BaseException | None) -> list[BaseException]:
+    """Return an exception and those that it reports, the last an out-of-memory error; nothing for another exception."""
+    links: list[BaseException] = []
+    while error is not None and all(error is not link for link in links):
+        links.append(error)
+        reported = _reported(error)
+        if isinstance(error, torch.OutOfMemoryError) and not isinstance(reported, torch.OutOfMemoryError):
+            return links
+        error = reported
+    return []
+
+
+_REQUEST = "Tried to allocate"
+"""Words of an error of the allocator, which a program may repeat in an error of its own."""
+
+
+def _reported(error: BaseException) -> BaseException | None:
+    """Return the error that an exception was raised from.
+
+    `sys.exit(1)`, and an out-of-memory error that the program makes itself, report the error that is being handled.
+    """
+    handled = error.__context__
+    is_made = False
+    if isinstance(error, torch.OutOfMemoryError) and isinstance(handled, torch.OutOfMemoryError):
+        text = _message(error)
+        is_made = _REQUEST not in text or _message(handled) in text
+    return error.__cause__ or (handled if is_made or isinstance(error, SystemExit) else None)
 
 
 def class_name(error: BaseException) -> str:

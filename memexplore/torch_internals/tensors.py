@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memexplore.torch_internals.dispatch import DisableTorchFunction
 from memexplore.torch_internals.table import (
     CHECKPOINTS,
     NO_IN_PLACE,
@@ -144,6 +145,23 @@ _device: Any = look_up("torch._C.TensorBase.device", "a tensor's device, whateve
 def raw_device_of(tensor: torch.Tensor) -> torch.device:
     """Return the device of a tensor in C++."""
     return _device.__get__(tensor)
+
+
+_IN_C: Any = look_up(
+    "torch._C.TensorBase", "attributes of a tensor, whatever its class overrides", "post-mortems name no holders"
+)
+
+
+def stored_in_tensor(tensor: torch.Tensor, name: str) -> Any:
+    """Return an attribute of a tensor as C++ has it: neither its class nor a function mode is asked."""
+    with DisableTorchFunction():
+        return vars(_IN_C)[name].__get__(tensor)
+
+
+def storage_in_tensor(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """Return the storage of a tensor: neither its class nor a function mode is asked."""
+    with DisableTorchFunction():
+        return untyped_storage(tensor)
 
 
 _is_cpu: Any = look_up("torch._C.TensorBase.is_cpu", "whether a tensor's device in C++ is the CPU", NO_VIRTUAL_GPU)

@@ -138,3 +138,47 @@ def test_frames_of_the_error_that_is_being_handled_are_named() -> None:
     assert "after the `except` block" in found.suggestions[0].text
     with pytest.raises(AssertionError, match="the cell fits"):
         post_mortem(FALLBACK.format(inside="failed = True"), "400MiB")
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        'raise torch.OutOfMemoryError("Take a smaller batch.")',
+        'raise torch.OutOfMemoryError("Take a smaller batch.") from None',
+        'raise torch.OutOfMemoryError(f"{error} Take a smaller batch.")',
+    ],
+)
+def test_an_error_that_the_program_makes_of_another_is_no_second_attempt(raised: str) -> None:
+    source = FALLBACK.replace("OutOfMemoryError:", "OutOfMemoryError as error:").format(inside=raised)
+    found = post_mortem(source, "400MiB")
+    assert found.request is not None
+    # The request of `scores`, which nothing but its first tensor keeps from succeeding.
+    assert (found.request.size, found.held) == (256 * MIB, ())
+    assert found.cause is Cause.TOO_MUCH, found.text
+    assert not any("except" in each.text for each in found.suggestions)
+
+
+REPORTED = """
+history = []
+
+def attempt(number):
+    try:
+        history.append(torch.zeros(16, 1024, 1024, device="cuda"))
+        torch.ones(8 * number, 1024, 1024, device="cuda")
+    except torch.OutOfMemoryError as error:
+        raise RuntimeError("the attempt failed") from error
+
+def attempts():
+    for number in range(100):
+        attempt(number)
+
+try:
+    attempts()
+except RuntimeError as error:
+    raise torch.OutOfMemoryError("Take a smaller batch.") from error
+"""
+
+
+def test_variables_of_the_callers_of_the_function_that_has_caught_an_error_are_holders() -> None:
+    found = post_mortem(REPORTED, "400MiB")
+    assert "history" in [holder.name for holder in found.holders], found.text

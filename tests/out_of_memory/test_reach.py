@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
 import torch
 
 from memexplore.out_of_memory.reach import is_node
+from tests.out_of_memory import cells
 
 
 class _AnyAttribute(type):
@@ -36,3 +39,19 @@ def test_what_computed_a_tensor_is_a_node(function: Any) -> None:
 
 def test_an_object_whose_metaclass_has_any_attribute_is_no_node() -> None:
     assert not is_node(_Settings())
+
+
+def test_no_class_of_the_user_is_kept_alive() -> None:
+    kept = []
+    source = """
+class Loader:
+    def __init__(self):
+        self.size = 3
+
+loader, data = Loader(), torch.zeros(20 << 20, dtype=torch.uint8, device="cuda")
+keep(data)
+torch.zeros(400 << 20, dtype=torch.uint8, device="cuda")
+"""
+    assert cells.run(source, "200MiB", {"keep": lambda value: kept.append(weakref.ref(value))})[1] is not None
+    gc.collect()
+    assert kept[0]() is None

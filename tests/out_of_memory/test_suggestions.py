@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import textwrap
-import weakref
 from collections.abc import Callable
 
 import pytest
@@ -518,45 +516,3 @@ for _ in range(10):
     found = cells.post_mortem(source, "200MiB")
     assert found.cause is Cause.TOO_MUCH, found.text
     assert not any("models" in each.code for each in found.suggestions)
-
-
-def test_the_error_of_the_program_is_raised_whatever_optimizers_the_process_has() -> None:
-    weight = torch.nn.Parameter(torch.eye(4).to_sparse())
-    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
-    torch.sparse.sum(weight * 2).backward()
-    optimizer.step()  # its state has no storage
-    with pytest.raises(ValueError, match="of the program"), record() as recording:
-        error = ValueError("of the program")
-        recording.ended_by(error)
-        raise error
-
-
-def test_a_model_may_have_an_attribute_named_parameters() -> None:
-    source = """
-class Scaled(nn.Module):
-    def __init__(self, parameters):
-        super().__init__()
-        self.parameters, self.layer = parameters, nn.Linear(64, 64)
-
-    def forward(self, x):
-        return self.layer(x) * self.parameters["scale"]
-
-Scaled({"scale": 2.0}).cuda()(torch.randn(4, 64, device="cuda"))
-"""
-    assert cells.run(source, "200MiB")[1] is None
-
-
-def test_no_class_of_the_user_is_kept_alive() -> None:
-    kept = []
-    source = """
-class Loader:
-    def __init__(self):
-        self.size = 3
-
-loader, data = Loader(), torch.zeros(20 << 20, dtype=torch.uint8, device="cuda")
-keep(data)
-torch.zeros(400 << 20, dtype=torch.uint8, device="cuda")
-"""
-    assert cells.run(source, "200MiB", {"keep": lambda value: kept.append(weakref.ref(value))})[1] is not None
-    gc.collect()
-    assert kept[0]() is None

@@ -205,3 +205,14 @@ def test_error_of_simulate_has_notes_of_the_assumptions():
     with pytest.raises(ValueError, match="is wrong") as caught:
         simulate(run, gpu="T4")
     assert any("assumed" in note and __file__ in note for note in getattr(caught.value, "__notes__", []))
+
+
+def test_the_error_of_the_program_is_raised_whatever_optimizers_the_process_has() -> None:
+    weight = torch.nn.Parameter(torch.eye(4).to_sparse())
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    torch.sparse.sum(weight * 2).backward()
+    optimizer.step()  # its state has no storage
+    with pytest.raises(ValueError, match="of the program"), record() as recording:
+        error = ValueError("of the program")
+        recording.ended_by(error)
+        raise error

@@ -243,3 +243,19 @@ def test_module_that_defines_equality_is_named() -> None:
 
     tape = mx.simulate(lambda: torch.nn.Sequential(Comparing(4, 4), Comparing(4, 4)).cuda()(torch.ones(1, 4).cuda()))
     assert {"0", "1"} <= set(tape.modules)
+
+
+def test_a_model_may_have_an_attribute_named_parameters():
+    class Scaled(nn.Module):
+        def __init__(self, parameters):
+            super().__init__()
+            self.parameters, self.layer = parameters, nn.Linear(64, 64)
+
+        def forward(self, x):
+            return self.layer(x) * self.parameters["scale"]
+
+    def run() -> None:
+        Scaled({"scale": 2.0}).cuda()(torch.randn(4, 64, device="cuda"))
+
+    born = mx.simulate(run).to_pandas().query("category == 'parameter' and action == 'alloc'")
+    assert set(born["module"]) == {"layer"}
