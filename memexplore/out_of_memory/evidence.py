@@ -405,7 +405,13 @@ def _holder(name: str, use: VariableUse, value: Any, own: dict[int, Block]) -> H
         label = f"{name}{way}" if way else ", ".join(f"{name}{attribute}" for attribute in sorted(_attributes(own)))
     is_container = not is_a(value, torch.Tensor)
     tensors, classes = len(own) - len(in_graph), _classes(own)
-    return Holder(label, use, frozenset(own), in_graph, size, tensors, is_container, classes, is_model)
+    attributes = {address: f"{name}{_attribute(block)}" for address, block in own.items() if not block.in_graph}
+    return Holder(label, use, frozenset(own), in_graph, size, tensors, is_container, classes, is_model, attributes)
+
+
+def _attribute(block: Block) -> str:
+    """Return the attribute that leads to a block from its root, such as `.history`."""
+    return block.path.partition("[")[0].partition(".__")[0]
 
 
 def _attributes(own: dict[int, Block]) -> list[str]:
@@ -413,7 +419,7 @@ def _attributes(own: dict[int, Block]) -> list[str]:
     direct = [block for block in own.values() if not block.in_graph] or list(own.values())
     sizes: dict[str, int] = {}
     for block in direct:
-        path = block.path.partition("[")[0].partition(".__")[0]
+        path = _attribute(block)
         sizes[path] = sizes.get(path, 0) + block.size
     are_lists = all("[" in block.path for block in direct)
     return list(sizes) if len(sizes) == 1 or (are_lists and len(sizes) <= _MOST_LISTS) else [""]

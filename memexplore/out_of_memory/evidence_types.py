@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import types
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from memexplore.out_of_memory.message import Message
@@ -61,6 +63,8 @@ class Holder(NamedTuple):
     """The object with the attribute that holds most: its class and those that it is derived from (`cures`)."""
     is_model: bool = False
     """Whether `name` is that of one model."""
+    attributes: Mapping[int, str] = types.MappingProxyType({})
+    """Address of what the variable holds itself -> its attribute that leads there, such as ``trainer.history``."""
 
 
 class Evidence(NamedTuple):

@@ -25,6 +25,8 @@ _ALIKE = 3
 """Blocks of one place, from as many calls, from which a holder is said to grow."""
 _SHARE = 0.1
 """Share of what grows, and of all that a variable keeps, from which the variable is named."""
+_MOST_ATTRIBUTES = 3
+"""Attributes of a variable that are named."""
 _SCALAR = 8
 """Bytes of a number."""
 _LASTING = (
@@ -108,7 +110,16 @@ def _group(tape: Tape, reason: WhyHeld, holder: str, rows: list[int] | Rows) -> 
 
 
 def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) -> HeldGroup | None:
-    """Return the group of a variable, None if the memory is needed."""
+    """Return the group of a variable, with the attributes of it that grow; None if the memory is needed."""
+    group = _of_variable(tape, holder, rows, evidence)
+    if group is None or group.what not in GROWING:
+        return group
+    known = {holder.attributes.get(int(tape.address[row]), "") for row in group.rows}
+    names = sorted(filter(None, known))
+    return group._replace(holder=", ".join(names)) if 0 < len(names) <= _MOST_ATTRIBUTES else group
+
+
+def _of_variable(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) -> HeldGroup | None:
     if not rows:
         return None
     computed = [row for row in rows if _is_computed(tape, row) or int(tape.address[row]) in holder.in_graph]

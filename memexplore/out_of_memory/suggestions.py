@@ -34,7 +34,7 @@ def suggestions(tape: Tape, finding: Finding, evidence: Evidence | None) -> tupl
     least = _LITTLE * block_bytes(tape)[alive(tape)].sum()
     groups = [group for number, group in enumerate(finding.held) if group.size >= least or (cures and not number)]
     result += [
-        (_of_library(group, evidence) or _of_group(tape, group))._replace(
+        (_of_library(tape, group, evidence) or _of_group(tape, group))._replace(
             fits=cures and group.rows == finding.held[0].rows
         )
         for group in groups
@@ -106,11 +106,12 @@ def _of_evaluation(tape: Tape, finding: Finding, evidence: Evidence | None) -> l
     return result
 
 
-def _of_library(group: HeldGroup, evidence: Evidence | None) -> Suggestion | None:
+def _of_library(tape: Tape, group: HeldGroup, evidence: Evidence | None) -> Suggestion | None:
     """Return what the library of an object offers that keeps the group; None where no row of `cures` is for it."""
     names = group.holder.split(", ")
+    kept = frozenset(tape.address[list(group.rows)].tolist())
     holders = (*evidence.holders, *evidence.in_use) if evidence is not None else ()
-    found = (cure_of(holder.classes) for holder in holders if {*holder.name.split(", ")} <= {*names})
+    found = (cure_of(holder.classes) for holder in holders if holder.addresses <= kept or kept <= holder.addresses)
     cure = next(filter(None, found), None)
     if cure is None:
         return None

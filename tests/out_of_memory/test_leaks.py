@@ -128,6 +128,24 @@ for number in range(40):
         "results",
         (".fit()", ".fit().score"),
     ),
+    "an attribute beside models": Leak(
+        MLP
+        + """
+class Agent:
+    def __init__(self):
+        self.model, self.target, self.memory = mlp(), mlp(), []
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+    def learn(self, state):
+        self.memory.append(state)
+        self.model(state).square().mean().backward()
+        self.optimizer.step()
+agent = Agent()
+for _ in range(60):
+    agent.learn(torch.randn(1024, 1024, device="cuda"))
+""",
+        "self.memory",
+        ("append(state)", "append(state.cpu())"),
+    ),
     "copies of the weights": Leak(
         MLP
         + """
