@@ -143,8 +143,9 @@ def requires_gradient(weight: torch.Tensor) -> bool:
 
 
 def stored_gradient(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the gradient of a leaf, None of a tensor that autograd computed, whose `grad` would warn."""
-    return stored_in_tensor(tensor, "grad") if stored_in_tensor(tensor, "is_leaf") else None
+    """Return the gradient of a tensor, None of one that autograd computed and whose gradient it does not keep."""
+    keeps = stored_in_tensor(tensor, "is_leaf") or stored_in_tensor(tensor, "retains_grad")
+    return stored_in_tensor(tensor, "grad") if keeps else None
 
 
 def is_training(module: torch.nn.Module) -> bool:

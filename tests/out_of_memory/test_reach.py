@@ -55,3 +55,20 @@ torch.zeros(400 << 20, dtype=torch.uint8, device="cuda")
     assert cells.run(source, "200MiB", {"keep": lambda value: kept.append(weakref.ref(value))})[1] is not None
     gc.collect()
     assert kept[0]() is None
+
+
+@pytest.mark.parametrize("kept", ["x.requires_grad_()", "x = (x.requires_grad_() * 1); x.retain_grad()"])
+def test_gradients_that_a_tensor_keeps_are_reached(kept: str) -> None:
+    source = f"""
+kept = []
+for _ in range(20):
+    x = torch.ones(1 << 20, device="cuda")
+    {kept}
+    x.sum().backward()
+    kept.append(x)
+"""
+    _, evidence = cells.run(source, "64MiB")
+    assert evidence is not None
+    sizes = {holder.name: holder.size for holder in evidence.holders}
+    # 4 MiB of each tensor and as much of its gradient; the leaves behind them take as much, which no list has.
+    assert sizes["kept"] >= 24 << 20
