@@ -20,7 +20,8 @@ Kind = TypeVar("Kind")
 _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 """Descriptors of C."""
 _module: Callable[[type], Any] = vars(type)["__module__"].__get__
-_bases: Callable[[type], tuple[type, ...]] = vars(type)["__mro__"].__get__
+bases_of: Callable[[type], tuple[type, ...]] = vars(type)["__mro__"].__get__
+"""Returns a class and those that it is derived from, in the order in which attributes are looked up."""
 class_attributes: Callable[[type], types.MappingProxyType[str, Any]] = vars(type)["__dict__"].__get__
 """Returns the attributes of a class, without a copy of them."""
 
@@ -49,7 +50,7 @@ def stored(value: Any, kind: type, name: str) -> Any:
 
 def classes_of(value: object) -> tuple[type, ...]:
     """Return the class of a value and those that it is derived from, in the order in which attributes are looked up."""
-    return _bases(type(value))
+    return bases_of(type(value))
 
 
 def module_of(kind: type) -> str:

@@ -13,9 +13,8 @@ import sys
 import time
 import traceback
 import types
-import weakref
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +22,7 @@ import torch
 from memexplore.analysis.tables import is_users
 from memexplore.out_of_memory.objects import (
     attributes_of,
+    bases_of,
     children_of,
     class_attributes,
     classes_of,
@@ -48,6 +48,8 @@ _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _WITH_FRAMES = (types.TracebackType, types.FrameType, types.GeneratorType)
 _FOREIGN = ("IPython", "ipykernel", "ipywidgets", "traitlets", "comm", "zmq", "tornado", "asyncio", "memexplore")
 """Packages whose objects reach the whole notebook."""
+_is_tracked = gc.is_tracked
+"""Returns whether an object can refer to others that the garbage collector knows, as all tensors are."""
 _MOST_ITEMS = 100_000
 _CHECKED_EVERY = 512
 
@@ -101,42 +103,94 @@ def reached_from(root: Any, end: float, known: Collection[int] = frozenset()) ->
     """
     blocks: dict[int, Block] = {}
     visited: set[int] = set()
+    classes = _Classes()
     waiting: list[tuple[Any, str, bool, type | None]] = [(root, "", False, None)]
     kept: list[Any] = []
-    count = tensors = 0
+    tensors = 0
     while waiting:
         value, path, in_graph, owner = waiting.pop()
-        if id(value) in visited or id(value) in known or _is_plain(value):
+        if id(value) in visited or id(value) in known:
             continue
-        count += 1
-        if count % _CHECKED_EVERY == 0 and time.thread_time() > end:
+        if len(kept) % _CHECKED_EVERY == 0 and time.thread_time() > end:
             return Reached(blocks, visited, False, tensors, kept)
         visited.add(id(value))
         kept.append(value)
-        own = owner if module_of(type(value)) in _OF_CONTAINERS else type(value)
-        if is_a(value, torch.Tensor):
-            own = owner
+        own_class = classes.of(value)
+        if own_class.inside is _behind_tensor:
             address, size = address_of(value)
             if address:
                 tensors += not in_graph
                 before = blocks.get(address)
                 if before is None or (before.in_graph and not in_graph):
                     blocks[address] = Block(path, in_graph, size, owner)
+        own = owner if own_class.is_transparent else own_class.kind
         try:
-            waiting.extend((inner, way, graph, own) for inner, way, graph in _inside(value, path, in_graph))
+            for inner, way, graph in own_class.inside(value, path, in_graph, classes):
+                if _is_tracked(inner) and not classes.of(inner).is_plain:
+                    waiting.append((inner, way, graph, own))
         except Exception:  # such as a container that another thread changes
             continue
     return Reached(blocks, visited, True, tensors, kept)
 
 
-def _is_plain(value: Any) -> bool:
-    """Return whether a value holds no tensors of the user."""
-    kind = type(value)
-    if issubclass(kind, _PLAIN):
-        return True
-    if issubclass(kind, type):
-        return not is_users_module(module_of(value))
-    return module_of(kind).partition(".")[0] in _FOREIGN and not issubclass(kind, torch.Tensor)
+class _Class(NamedTuple):
+    """What the walk knows of the objects of a class."""
+
+    kind: type
+    is_plain: bool
+    """Whether they hold no tensors of the user."""
+    is_transparent: bool
+    """Whether the object that they are in owns what is in them."""
+    inside: Callable[[Any, str, bool, _Classes], Iterator[tuple[Any, str, bool]]]
+    """Yields the values that an object refers to, with path and whether a graph leads to them."""
+
+
+class _Classes:
+    """The classes that a walk has met."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Class] = {}
+        """Class by its identity, which it keeps as long as this lives: the hash of a class may be the user's code."""
+        self._entered: set[int] = set()
+
+    def of(self, value: Any) -> _Class:
+        """Return what is known of the class of a value."""
+        kind = type(value)
+        known = self._known.get(id(kind))
+        if known is None:
+            known = self._known[id(kind)] = _described(kind)
+        return known
+
+    def first_met(self, value: Any) -> tuple[type, ...]:
+        """Return the class of a value and those that it is derived from, each class once in a walk."""
+        if id(type(value)) in self._entered:
+            return ()
+        new = tuple(kind for kind in classes_of(value) if id(kind) not in self._entered)
+        self._entered.update(map(id, new))
+        return new
+
+
+def _described(kind: type) -> _Class:
+    own = module_of(kind)
+    is_tensor, is_class = issubclass(kind, torch.Tensor), issubclass(kind, type)
+    is_foreign = own.partition(".")[0] in _FOREIGN and not is_tensor and not is_class
+    is_transparent = is_tensor or own in _OF_CONTAINERS
+    return _Class(kind, issubclass(kind, _PLAIN) or is_foreign, is_transparent, _inside_of(kind))
+
+
+def _inside_of(kind: type) -> Callable[..., Iterator[tuple[Any, str, bool]]]:
+    """Return what yields the values that the objects of a class refer to."""
+    by_class: dict[type, Callable[..., Iterator[tuple[Any, str, bool]]]] = {
+        torch.Tensor: _behind_tensor,
+        dict: _in_dictionary,
+        **dict.fromkeys(_SEQUENCES, _in_sequence),
+        **dict.fromkeys(_WITH_FRAMES, _in_frames),
+        **dict.fromkeys(_FUNCTIONS, _in_function),
+        type: _in_class,
+    }
+    if _is_class_of_nodes(kind):
+        return _behind_node
+    return next((inside for base, inside in by_class.items() if issubclass(kind, base)), _in_object)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -148,7 +202,11 @@ def is_users_module(name: str) -> bool:
 
 def is_node(value: Any) -> bool:
     """Return whether a value is a node of a graph of autograd; its class may have any metaclass."""
-    return any("next_functions" in class_attributes(kind) for kind in classes_of(value))
+    return _is_class_of_nodes(type(value))
+
+
+def _is_class_of_nodes(kind: type) -> bool:
+    return any("next_functions" in class_attributes(base) for base in bases_of(kind))
 
 
 def models_of(variables: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -162,44 +220,53 @@ def models_of(variables: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, torch
                     yield f"{name}.{attribute}", module
 
 
-def _inside(value: Any, path: str, in_graph: bool) -> Iterator[tuple[Any, str, bool]]:
-    """Yield the values that a value refers to, with path and whether a graph leads to them."""
-    if is_a(value, torch.Tensor):
-        yield from _behind_tensor(value, path, in_graph)
-    elif is_node(value):
-        yield from _behind_node(value, path)
-    elif is_a(value, dict):
-        yield from ((inner, f"{path}[{_key(key)}]", in_graph) for key, inner in items_of(value)[:_MOST_ITEMS])
-    elif issubclass(type(value), _SEQUENCES):
-        yield from ((inner, f"{path}[{number}]", in_graph) for number, inner in enumerate(_elements(value)))
-    elif issubclass(type(value), _WITH_FRAMES):
-        for frame in _frames_of(value):
-            yield from locals_of(frame, path, in_graph)
-    elif issubclass(type(value), _FUNCTIONS):
-        yield from ((inner, path, in_graph) for inner in _of_function(value))
-    elif is_a(value, type):
-        yield from ((inner, f"{path}.{name}", in_graph) for name, inner in attributes_of(value).items())
-    else:
-        if is_a(value, BaseException):
-            yield stored(value, BaseException, "__traceback__"), f"{path}.__traceback__", in_graph
-            yield stored(value, BaseException, "__cause__"), path, in_graph
-            yield stored(value, BaseException, "__context__"), path, in_graph
-        if module_of(type(value)) in _WRITTEN_IN_C:
-            yield from ((inner, path, in_graph) for inner in gc.get_referents(value))
-        yield from _attributes(value, path, in_graph)
+# -- what is in the objects of a class
 
 
-def _behind_tensor(tensor: torch.Tensor, path: str, in_graph: bool) -> Iterator[tuple[Any, str, bool]]:
+def _behind_tensor(tensor: Any, path: str, in_graph: bool, classes: _Classes) -> Iterator[tuple[Any, str, bool]]:
     if not stored_in_tensor(tensor, "is_leaf"):
         yield stored_in_tensor(tensor, "grad_fn"), path, True
     yield stored_gradient(tensor), f"{path}.grad", in_graph
-    yield from _attributes(tensor, path, in_graph)
+    yield from _attributes(tensor, path, in_graph, classes)
 
 
-def _behind_node(node: Any, path: str) -> Iterator[tuple[Any, str, bool]]:
+def _behind_node(node: Any, path: str, in_graph: bool, classes: _Classes) -> Iterator[tuple[Any, str, bool]]:
     yield from ((inner, path, True) for inner, _ in node.next_functions if inner is not None)
     yield from ((inner, path, True) for inner in saved_values(node))
     yield from ((inner, path, True) for inner in attributes_of(node).values())
+
+
+def _in_dictionary(value: Any, path: str, in_graph: bool, classes: _Classes) -> Iterator[tuple[Any, str, bool]]:
+    for key, inner in itertools.islice(dict.items(value), _MOST_ITEMS):
+        if _is_tracked(inner) and not classes.of(inner).is_plain:
+            yield inner, f"{path}[{_key(key)}]", in_graph
+
+
+def _in_sequence(value: Any, path: str, in_graph: bool, classes: _Classes) -> Iterator[tuple[Any, str, bool]]:
+    kind = next(kind for kind in _SEQUENCES if is_a(value, kind))
+    for number, inner in enumerate(itertools.islice(kind.__iter__(value), _MOST_ITEMS)):
+        if _is_tracked(inner) and not classes.of(inner).is_plain:
+            yield inner, f"{path}[{number}]", in_graph
+
+
+def _in_frames(value: Any, path: str, in_graph: bool, classes: _Classes) -> Iterator[tuple[Any, str, bool]]:
+    for frame in _frames_of(value):
+        yield from locals_of(frame, path, in_graph)
+
+
+def _in_class(value: Any, path: str, in_graph: bool, classes: _Classes) -> Iterator[tuple[Any, str, bool]]:
+    if is_users_module(module_of(value)):
+        yield from ((inner, f"{path}.{name}", in_graph) for name, inner in attributes_of(value).items())
+
+
+def _in_object(value: Any, path: str, in_graph: bool, classes: _Classes) -> Iterator[tuple[Any, str, bool]]:
+    if is_a(value, BaseException):
+        yield stored(value, BaseException, "__traceback__"), f"{path}.__traceback__", in_graph
+        yield stored(value, BaseException, "__cause__"), path, in_graph
+        yield stored(value, BaseException, "__context__"), path, in_graph
+    if module_of(type(value)) in _WRITTEN_IN_C:
+        yield from ((inner, path, in_graph) for inner in gc.get_referents(value))
+    yield from _attributes(value, path, in_graph, classes)
 
 
 def _frames_of(value: Any) -> Iterator[types.FrameType]:
@@ -215,14 +282,16 @@ def _frames_of(value: Any) -> Iterator[types.FrameType]:
         yield from itertools.dropwhile(lambda frame: not is_users(frame.f_code.co_filename), frames)
 
 
-def _attributes(value: Any, path: str, in_graph: bool) -> Iterator[tuple[Any, str, bool]]:
-    yield from ((inner, f"{path}.{name}", in_graph) for name, inner in attributes_of(value).items())
+def _attributes(value: Any, path: str, in_graph: bool, classes: _Classes) -> Iterator[tuple[Any, str, bool]]:
+    for name, inner in attributes_of(value).items():
+        if _is_tracked(inner) and not classes.of(inner).is_plain:
+            yield inner, f"{path}.{name}", in_graph
     if is_a(value, torch.nn.Module):
         # Last, and so the first to be visited: their names are shorter than the names of the tables they are in.
         for table in (children_of(value), own_buffers(value), own_weights(value)):
             yield from ((inner, f"{path}.{name}", in_graph) for name, inner in table.items())
+    yield from ((kind, path, in_graph) for kind in classes.first_met(value))
     for kind in classes_of(value):
-        yield kind, path, in_graph
         for name, slot in _slots(kind).items():
             try:
                 yield slot.__get__(value), f"{path}.{name}", in_graph
@@ -232,25 +301,20 @@ def _attributes(value: Any, path: str, in_graph: bool) -> Iterator[tuple[Any, st
 
 def _slots(kind: type) -> dict[str, types.MemberDescriptorType]:
     """Return the slots of a class of Python."""
-    if (known := _slots_of.get(kind)) is None:
-        known = _slots_of[kind] = _found_slots(kind)
-    return known
-
-
-_slots_of: weakref.WeakKeyDictionary[type, dict[str, types.MemberDescriptorType]] = weakref.WeakKeyDictionary()
-"""Slots by class: a class leads to its functions, and these to all variables of their module."""
-
-
-def _found_slots(kind: type) -> dict[str, types.MemberDescriptorType]:
     own = class_attributes(kind)
-    slots = {name: slot for name, slot in own.items() if type(slot) is types.MemberDescriptorType}
-    return slots if "__slots__" in own else {}
+    if "__slots__" not in own:
+        return {}
+    return {name: slot for name, slot in own.items() if type(slot) is types.MemberDescriptorType}
 
 
 def locals_of(frame: types.FrameType, path: str = "", in_graph: bool = False) -> Iterator[tuple[Any, str, bool]]:
     """Yield the local variables of a frame; of a module or cell, whose variables are global, none."""
     if (values := variables(frame)) is not frame.f_globals and frame.f_code.co_name != "<module>":
         yield from ((value, f"{path}.{name}" if path else name, in_graph) for name, value in items_of(values))
+
+
+def _in_function(value: Any, path: str, in_graph: bool, classes: _Classes) -> Iterator[tuple[Any, str, bool]]:
+    yield from ((inner, path, in_graph) for inner in _of_function(value))
 
 
 def _of_function(value: Any) -> Iterator[Any]:
@@ -265,12 +329,6 @@ def _of_function(value: Any) -> Iterator[Any]:
                 yield cell.cell_contents
             except ValueError:  # empty
                 continue
-
-
-def _elements(value: Any) -> list[Any]:
-    """Return the first elements of a sequence, whatever its class overrides."""
-    kind = next(kind for kind in _SEQUENCES if is_a(value, kind))
-    return list(itertools.islice(kind.__iter__(value), _MOST_ITEMS))
 
 
 _OF_KEYS = (bool, str, int, float)
