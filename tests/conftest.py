@@ -75,9 +75,85 @@ SLOW = (
 )
 """Browsers, models of the usual size, fuzzers, other libraries' loops, processes, notebooks, scripts, documents.
 Also slow are all tests that interrupt a program at any line."""
+_BROWSER = "tests/browser/test_"
+THOROUGH = (
+    f"{_BROWSER}accessibility_in_lab.py::test_theme_of_the_page_is_followed_while_it_changes[body",
+    f"{_BROWSER}ended_kernel_in_lab.py::test_kernel_that_lost_the_widget",
+    f"{_BROWSER}explorer_in_lab.py::test_every_knob_by_keyboard",
+    f"{_BROWSER}explorer_in_lab.py::test_nothing_overflows[1000]",
+    f"{_BROWSER}explorer_kernel_in_lab.py::test_held_key_ends_with_slider_and_picture_of_the_same_setting[7",
+    f"{_BROWSER}explorer_kernel_in_lab.py::test_slider_of_a_cell_on_several_kernels[7",
+    f"{_BROWSER}live_in_lab.py::test_a_page_reloaded_before_its_notebook_was_saved",
+    f"{_BROWSER}live_in_lab.py::test_an_old_kernel_streams_too",
+    f"{_BROWSER}live_in_lab.py::test_two_pages_show_the_run",
+    f"{_BROWSER}lost_messages_in_lab.py::test_nothing_is_sent_twice",
+    f"{_BROWSER}memoom_in_lab.py::test_from_the_button_to_the_finished_cell[a loop ",
+    f"{_BROWSER}memoom_in_lab.py::test_from_the_button_to_the_finished_cell[a profiled",
+    f"{_BROWSER}memoom_in_lab.py::test_the_failed_cell_comes_again_changed_and_runs_to_its_end[%",
+    f"{_BROWSER}narrow_page_in_lab.py::test_changes_show_their_new_values[1400]",
+    f"{_BROWSER}narrow_page_in_lab.py::test_lists_show_their_whole_value[1",
+    f"{_BROWSER}narrow_page_in_lab.py::test_more_knobs_names_how_many_are_changed[1400]",
+    f"{_BROWSER}narrow_page_in_lab.py::test_nothing_moves_or_overlaps_while_knobs_turn[9",
+    f"{_BROWSER}narrow_page_in_lab.py::test_nothing_moves_or_overlaps_while_knobs_turn[1",
+    f"{_BROWSER}narrow_page_in_lab.py::test_several_gpus_by_keyboard[1400]",
+    f"{_BROWSER}notebook_in_lab.py::test_first_notebook[7",
+    f"{_BROWSER}seen_settings_in_lab.py::test_only_the_last_of_several",
+    f"{_BROWSER}seen_settings_in_lab.py::test_what_the_kernel_sends",
+    f"{_BROWSER}view_in_lab.py::test_zoom_fetches_every_row_and_double_click_shows_all[4",
+    f"{_BROWSER}view_in_lab.py::test_zoom_fetches_every_row_and_double_click_shows_all[9",
+    "tests/fidelity/test_many_gpus.py::test_a_published_peak_lies_in_the_range_that_timing_decides[None]",
+    "tests/fidelity/test_many_gpus.py::test_a_sharded_optimizer_has_the_published_peaks",
+    "tests/fidelity/test_others.py::test_a_",
+    "tests/fidelity/test_others.py::test_mem_tracker_",
+    "tests/fidelity/test_others.py::test_two_runs",
+    "tests/integrations/test_ended_fits.py::test_both_names_of_lightning_work_in_any_order_of_imports[after",
+    "tests/jupyter/test_memoom.py::test_the_failed_cell_is_put_into_the_next_one_changed_so_that_it_runs[%",
+    "tests/jupyter/test_memoom.py::test_what_would_have_fitted_fits[backward]",
+    "tests/jupyter/test_notebooks.py::test_claims_hold_where_convolutions_take_scratch_memory[05",
+    "tests/jupyter/test_notebooks.py::test_claims_hold_where_convolutions_take_scratch_memory[06",
+    "tests/jupyter/test_notebooks.py::test_solution_runs_after_the_exercise_is_solved[05",
+    "tests/live/test_long_runs.py::test_memory_is_flat",
+    "tests/live/test_long_runs.py::test_twenty_changes_of_settings_do_not_end_a_run_of_a_thousand_steps_on_a_full_gpu[no",
+    "tests/programs/test_real_run_cuda.py::test_run_beside_unrelated_tensors_is_the_run_of_a_fresh_process[batch",
+    "tests/programs/test_real_run_cuda.py::test_run_beside_unrelated_tensors_is_the_run_of_a_fresh_process[checkpoint",
+    "tests/programs/test_real_run_cuda.py::test_run_beside_unrelated_tensors_is_the_run_of_a_fresh_process[lora",
+    "tests/programs/test_real_run_cuda.py::test_run_beside_unrelated_tensors_is_the_run_of_a_fresh_process[mode",
+    "tests/programs/test_real_run_cuda.py::test_run_beside_unrelated_tensors_is_the_run_of_a_fresh_process[offload",
+    "tests/programs/test_real_run_cuda.py::test_run_beside_unrelated_tensors_is_the_run_of_a_fresh_process[update",
+    "tests/ranks/test_torchrun.py::test_a_script_of_torchrun_writes_its_steps_without_a_line_of_its_own[fsdp2",
+    "tests/ranks/test_torchrun.py::test_each_rank_of_torchrun_writes_its_steps_and_the_worst_comes_first[ddp-4",
+    "tests/ranks/test_torchrun.py::test_each_rank_of_torchrun_writes_its_steps_and_the_worst_comes_first[fsdp2-4",
+    "tests/search/test_advise.py::test_a_smaller_input_and_frozen_blocks",
+    "tests/search/test_advise.py::test_advice_for_another_batch",
+    "tests/search/test_advise.py::test_batch_norm_makes_micro_batches",
+    "tests/search/test_advise.py::test_equal_searches",
+    "tests/search/test_workers.py::test_workers_are_forks_of_one_process_where_no_gpu_is[T4]",
+    "tests/test_cli_files_of_ranks.py::test_a_rank_reads_the_files",
+    "tests/test_cli_run.py::test_advice_for_a_model_of_a_module",
+    "tests/virtual_gpu/test_interrupts.py::test_changes_of_the_block",
+    "tests/virtual_gpu/test_interrupts.py::test_stance_of_the_compiler",
+    "tests/virtual_gpu/test_kernel_refusals.py::test_calls_that_the_cpu_refuses",
+)
+"""Slow tests of which CI runs another variant: other widths, kernels, knobs, programs; and whole tables of other tools
+and of ops. They run by command, before a release and where what they are about changes."""
 _NOT_SLOW = "not slow"
-TORCH = ("tests/torch_internals/", "tests/virtual_gpu/", "tests/recorder/", "tests/knobs/")
-"""Packages that use private names of torch."""
+TORCH = (
+    "tests/torch_internals/",
+    "tests/virtual_gpu/",
+    "tests/recorder/",
+    "tests/knobs/test_apply.py",
+    "tests/knobs/test_checkpointing.py",
+    "tests/knobs/test_every_knob.py",
+)
+"""What uses private names of torch."""
+NOT_TORCH = (
+    "tests/virtual_gpu/test_golden.py",
+    "tests/virtual_gpu/test_kept_files.py",
+    "tests/virtual_gpu/test_nvidia_smi.py",
+    "tests/virtual_gpu/test_processes.py",
+    "tests/virtual_gpu/distributed/test_pipelines.py",
+)
+"""What is in these folders and does not: files, processes, and runs whose release is given."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -93,7 +169,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(SLOW) or "at_any_line" in item.name:
             item.add_marker(pytest.mark.slow)
-        if item.nodeid.startswith(TORCH):
+        if item.nodeid.startswith(THOROUGH):
+            item.add_marker(pytest.mark.thorough)
+        if item.nodeid.startswith(TORCH) and not item.nodeid.startswith(NOT_TORCH):
             item.add_marker(pytest.mark.torch)
 
 
