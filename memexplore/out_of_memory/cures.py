@@ -28,6 +28,13 @@ CURES = {
         "leaf.grad = None  # after its last use; or: (gradient,) = torch.autograd.grad(loss, leaf, create_graph=True)",
         "torch, Tensor.backward and the warning of the autograd engine (engine.cpp)",
     ),
+    "torch.autograd.function.FunctionCtx": Cure(
+        "`{holder}` keeps its output as an attribute of `ctx`, and the output leads back to it: save what the backward "
+        "pass needs with `ctx.save_for_backward`.",
+        "ctx.save_for_backward(output)  # in backward: (output,) = ctx.saved_tensors",
+        'torch, Extending PyTorch: "save_for_backward() must be used to save any tensors to be used in the backward '
+        'pass", which prevents reference cycles and memory leaks',
+    ),
     "torchmetrics.classification.precision_recall_curve.BinaryPrecisionRecallCurve": Cure(
         "`{holder}` are the predictions and targets of every batch, which this metric keeps until `compute`: give it "
         "thresholds, so that it keeps counts, or reset it when a round ends.",

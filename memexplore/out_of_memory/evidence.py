@@ -98,6 +98,8 @@ def _collected(
     seen: set[str] = set()
     addresses = set(needed.blocks)
     of_models = _of_models(needed)
+    context = stored(error, BaseException, "__context__")
+    handled = reached_from(context, end, needed.visited).blocks.keys()
     for name, use, value in _roots(error, program, shell):
         if name in seen or time.thread_time() > end:
             complete &= name in seen
@@ -108,8 +110,13 @@ def _collected(
         addresses.update(reached.blocks)
         of_models |= _of_models(reached)
         own = {address: block for address, block in reached.blocks.items() if address not in needed.blocks}
-        if own:
-            holders.append(_holder(name, use, value, own))
+        kept_by = dict.fromkeys(own, use)
+        if use in (VariableUse.NOT_REACHED, VariableUse.BESIDE):
+            of_errors = (address for address, block in own.items() if ".__traceback__" in block.path)
+            kept_by |= dict.fromkeys(filter(lambda address: address not in handled, of_errors), VariableUse.KEPT_ERROR)
+        for each in dict.fromkeys(kept_by.values()):
+            of_use = {address: block for address, block in own.items() if kept_by[address] is each}
+            holders.append(_holder(name, each, value, of_use))
         if use in (VariableUse.NOT_REACHED, VariableUse.BESIDE):
             of_program.append(reached)
             variables.append((name, value))
@@ -394,12 +401,15 @@ def _module_name(value: Any) -> str:
     return name if is_a(name, str) else ""
 
 
+_OF_VARIABLES = (VariableUse.NOT_REACHED, VariableUse.BESIDE, VariableUse.KEPT_ERROR)
+
+
 def _holder(name: str, use: VariableUse, value: Any, own: dict[int, Block]) -> Holder:
     in_graph = frozenset(address for address, block in own.items() if block.in_graph)
     size = sum(block.size for block in own.values())
     label, is_model = name, is_a(value, torch.nn.Module)
     # An optimizer can only be deleted as a whole.
-    if use in (VariableUse.NOT_REACHED, VariableUse.BESIDE) and not is_a(value, torch.optim.Optimizer):
+    if use in _OF_VARIABLES and not is_a(value, torch.optim.Optimizer):
         way = "" if is_model else _model_of(value, own.values())
         is_model = is_model or bool(way)
         label = f"{name}{way}" if way else ", ".join(f"{name}{attribute}" for attribute in sorted(_attributes(own)))
@@ -437,10 +447,10 @@ def _model_of(value: Any, blocks: Iterable[Block]) -> str:
 
 
 def _classes(blocks: Mapping[int, Block]) -> tuple[str, ...]:
-    """Return the classes of the object that holds most of some blocks."""
+    """Return the classes of the object that itself holds most of some blocks."""
     sizes: dict[type, int] = {}
     for block in blocks.values():
-        if block.owner is not None:
+        if block.owner is not None and not block.in_graph:
             sizes[block.owner] = sizes.get(block.owner, 0) + block.size
     return names_of_classes(max(sizes, key=sizes.__getitem__, default=None))
 

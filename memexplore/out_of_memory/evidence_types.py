@@ -22,6 +22,8 @@ class VariableUse(enum.StrEnum):
     """An entry of ``Out``, or ``_``, ``__`` and ``___``."""
     LAST_ERROR = "an earlier error"
     """Frames of the traceback of the exception before."""
+    KEPT_ERROR = "an error that is kept"
+    """Frames of the traceback of an exception that a variable keeps."""
     HANDLED_ERROR = "an error that is being handled"
     """Frames of the traceback of the exception in whose `except` block the call failed."""
     IN_USE = "in use"

@@ -86,7 +86,10 @@ def held_groups(tape: Tape, evidence: Evidence | None) -> list[HeldGroup]:
     groups += [_stale_gradients(tape, rows[~np.isin(rows, list(of_idle))]), _cast_weights(tape, rows)]
     named = [group for group in groups if group is not None and group.what in GROWING]
     growing = _growing(tape, rows, evidence.graph if evidence is not None else frozenset())
-    if growing is not None and _is_replaced(tape, growing, evidence):
+    cycles = {row for group in groups if group is not None and group.what is WhyHeld.CYCLE for row in group.rows}
+    of_cycles = [row for row in growing.rows if row in cycles] if growing is not None else []
+    # What waits for the garbage collector grows until it runs.
+    if growing is not None and (_is_replaced(tape, growing, evidence) or _is_most(tape, growing, of_cycles)):
         growing = None
     # What the tape shows to grow is complete; of what grows, the variables are often a part.
     if growing is not None and growing.size > sum(group.size for group in named):
@@ -187,6 +190,7 @@ def _weights_in_use(tape: Tape) -> frozenset[int]:
 _BY_USE = {
     VariableUse.OUTPUT: WhyHeld.OUTPUT,
     VariableUse.LAST_ERROR: WhyHeld.LAST_ERROR,
+    VariableUse.KEPT_ERROR: WhyHeld.KEPT_ERROR,
     VariableUse.HANDLED_ERROR: WhyHeld.HANDLED_ERROR,
     VariableUse.CYCLE: WhyHeld.CYCLE,
     VariableUse.OWN_GRADIENT: WhyHeld.OWN_GRADIENT,
@@ -198,6 +202,7 @@ _ALONE = (
     WhyHeld.OLD_VALUE,
     WhyHeld.OUTPUT,
     WhyHeld.LAST_ERROR,
+    WhyHeld.KEPT_ERROR,
     WhyHeld.HANDLED_ERROR,
     WhyHeld.BEFORE,
     WhyHeld.NOT_REACHED,

@@ -32,6 +32,7 @@ class WhyHeld(enum.StrEnum):
     OUTPUT = "output"
     """An output of the notebook."""
     LAST_ERROR = "last error"
+    KEPT_ERROR = "kept error"
     HANDLED_ERROR = "handled error"
     """The frames of the exception in whose `except` block the call failed."""
     BEFORE = "from before"

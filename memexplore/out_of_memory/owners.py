@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from memexplore.out_of_memory.cures import GRADIENT
+from memexplore.out_of_memory.cures import GRADIENT, cure_of, names_of_classes
 from memexplore.out_of_memory.evidence_types import Holder, VariableUse
 from memexplore.out_of_memory.objects import (
     attributes_of,
@@ -52,6 +52,7 @@ def owners(reached: Collection[int], end: float) -> tuple[list[Holder], bool]:
     of_gradients = _in_own_gradients(lost, reached, end)
     rest = {address: size for address, size in rest.items() if address not in of_gradients.addresses}
     found: dict[tuple[VariableUse, str], dict[int, int]] = {}
+    curable: dict[str, tuple[str, ...]] = {}
     complete = True
     while sum(rest.values()) >= _LEAST:
         lost = [tensor for tensor in lost if address_of(tensor)[0] in rest]
@@ -64,6 +65,8 @@ def owners(reached: Collection[int], end: float) -> tuple[list[Holder], bool]:
         before = len(rest)
         for (use, name), value in behind.items():
             blocks = {address: block.size for address, block in reached_from(value, end).blocks.items()}
+            if use is VariableUse.CYCLE:
+                curable[name] = _curable(value)
             own = {address: size for address, size in blocks.items() if address not in reached}
             found.setdefault((use, name), {}).update(own)
             rest = {address: size for address, size in rest.items() if address not in own}
@@ -73,12 +76,18 @@ def owners(reached: Collection[int], end: float) -> tuple[list[Holder], bool]:
                 rest.pop(address_of(tensor)[0], None)
         del searched
     large = {key: own for key, own in found.items() if sum(own.values()) >= _LEAST}
-    holders = [_holder(name, use, own) for (use, name), own in large.items()]
+    holders = [_holder(name, use, own, curable.get(name, ())) for (use, name), own in large.items()]
     return [*holders, *([of_gradients] if of_gradients.size >= _LEAST else [])], complete
 
 
-def _holder(name: str, use: VariableUse, sizes: dict[int, int]) -> Holder:
-    return Holder(name, use, frozenset(sizes), frozenset(), sum(sizes.values()), len(sizes), True)
+def _holder(name: str, use: VariableUse, sizes: dict[int, int], classes: tuple[str, ...]) -> Holder:
+    return Holder(name, use, frozenset(sizes), frozenset(), sum(sizes.values()), len(sizes), True, classes)
+
+
+def _curable(objects: list[Any]) -> tuple[str, ...]:
+    """Return the classes of the object of a cycle for which there is a cure."""
+    names = (names_of_classes(type(value)) for value in objects)
+    return next((each for each in names if cure_of(each) is not None), ())
 
 
 def _in_own_gradients(lost: list[torch.Tensor], reached: Collection[int], end: float) -> Holder:

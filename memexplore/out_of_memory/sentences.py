@@ -191,6 +191,7 @@ _REASONS = {
     WhyHeld.OLD_VALUE: "{size} are in `{holder}` from an earlier call, and this one does not use them",
     WhyHeld.OUTPUT: "{size} are in the notebook's output `{holder}`",
     WhyHeld.LAST_ERROR: "{size} are held by the frames of an earlier error (`{holder}`)",
+    WhyHeld.KEPT_ERROR: "{size} are held by the frames of an error that `{holder}` keeps",
     WhyHeld.HANDLED_ERROR: "{size} are held by the frames of the error that is being handled (`{holder}`)",
     WhyHeld.CYCLE: "{size} are in objects that only refer to each other ({holder})",
     WhyHeld.OWN_GRADIENT: "{size} are in `{holder}` with a graph, and in that graph, which refer to each other",

@@ -165,6 +165,11 @@ def _of_group(tape: Tape, group: HeldGroup) -> Suggestion:
             "%memoom free --out",
         ),
         WhyHeld.LAST_ERROR: ("Free what the frames of the earlier error hold.", "%memoom free"),
+        WhyHeld.KEPT_ERROR: (
+            f"Keep the text of the error in `{names}`, not the error: its traceback keeps the frames of the failed "
+            "call and all their tensors.",
+            "str(error)  # or: error.with_traceback(None)",
+        ),
         WhyHeld.HANDLED_ERROR: (
             "Try again after the `except` block, not inside it: until the block ends, the error keeps the frames "
             "of the failed call and all their tensors.",
@@ -229,7 +234,8 @@ def _of_growing(tape: Tape, group: HeldGroup) -> tuple[str, str]:
     keep = "keep" if ", " in name else "keeps"
     kept, premise = f"`{name}` {keep} tensors of every step", ""
     rows = list(group.rows)
-    if np.any(np.isin(tape.category[rows], (Category.GRADIENT, Category.OPTIMIZER_STATE))):
+    kinds = {Category(kind) for kind in tape.category[rows]}
+    if Category.PARAMETER in kinds and kinds & {Category.GRADIENT, Category.OPTIMIZER_STATE}:
         text = (
             f"`{name}` {keep} the models of earlier rounds: keep the numbers that you need, or move each model to the "
         )

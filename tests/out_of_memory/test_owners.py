@@ -182,3 +182,58 @@ except RuntimeError as error:
 def test_variables_of_the_callers_of_the_function_that_has_caught_an_error_are_holders() -> None:
     found = post_mortem(REPORTED, "400MiB")
     assert "history" in [holder.name for holder in found.holders], found.text
+
+
+def test_frames_of_an_error_that_the_program_keeps_are_named() -> None:
+    found = post_mortem(
+        """
+errors = []
+def attempt(size):
+    first = torch.zeros(size, 1024, 1024, device="cuda")
+    return torch.cat([first] * 3)
+for size in (64, 64, 32):
+    try:
+        attempt(size)
+    except RuntimeError as error:
+        errors.append(error)
+torch.zeros(64, 1024, 1024, device="cuda")
+""",
+        "600MiB",
+    )
+    # 64 x 4 MiB of the first attempt and of the second; the third, of 32 x 4 MiB, has no room for its first tensor.
+    group = found.held[0]
+    assert (found.cause, group.what, group.holder, group.size) == (
+        Cause.HELD,
+        WhyHeld.KEPT_ERROR,
+        "errors",
+        2 * 256 * MIB,
+    ), found.text
+    assert "Keep the text of the error in `errors`" in found.suggestions[0].text
+
+
+@pytest.mark.usefixtures("without_collector")
+def test_a_function_whose_output_is_an_attribute_of_its_ctx_is_to_save_it_for_backward() -> None:
+    found = post_mortem(
+        """
+class Swish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.x, ctx.y = x, x * torch.sigmoid(x)
+        return ctx.y
+    @staticmethod
+    def backward(ctx, gradient):
+        sigmoid = torch.sigmoid(ctx.x)
+        return gradient * (ctx.y + sigmoid * (1 - ctx.y))
+
+layer = nn.Linear(1024, 1024).cuda()
+optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+for _ in range(40):
+    optimizer.zero_grad()
+    Swish.apply(layer(torch.randn(2048, 1024, device="cuda"))).sum().backward()
+    optimizer.step()
+""",
+        "200MiB",
+    )
+    assert (found.cause, found.held[0].what) == (Cause.HELD, WhyHeld.CYCLE), found.text
+    assert "save_for_backward" in found.suggestions[0].text
+    assert found.suggestions[0].fits
