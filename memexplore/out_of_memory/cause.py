@@ -8,8 +8,6 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-import numpy as np
-
 from memexplore.hardware import catalogue
 from memexplore.out_of_memory import counterfactual
 from memexplore.out_of_memory.continuation import continuation
@@ -23,7 +21,7 @@ _LEAST_OTHERS = 64 << 20
 """Bytes from which memory outside the allocator, beyond the usual, is another process."""
 _MOST_REPLAYS = 6
 _LITTLE = 0.05
-"""Share of the device below which what is held is no cause of a first forward pass that fails."""
+"""Share of the device below which what is held is no cause where it is not known how the pass that fails goes on."""
 _LITTLE_GROWTH = 0.01
 """Share of the device below which what grows is no cause: the missing bytes are as few by chance."""
 _MUCH = 0.1
@@ -143,15 +141,15 @@ def _goes_on_expandable(tape: Tape, to_come: int) -> bool:
 def _goes_on_without(tape: Tape, enough: list[HeldGroup]) -> bool:
     """Return whether the rest of the period goes through without what is held, as far as it is known.
 
-    Later periods may hold as much again, which the same change gives back. Where the rest of a first forward pass is
-    not known, a little that is held is no cause.
+    Later periods may hold as much again, which the same change gives back. Where the rest of a forward or backward pass
+    is not known, a little that is held is no cause.
     """
     continued = continuation(tape)
     if continued is not None:
         rows = {row for group in enough for row in group.rows}
         return counterfactual.fits_without(continued.tape[: continued.end_of_period], rows, len(tape) - 1)
-    is_first = tape.phase[-1] == Phase.FORWARD and not np.any(tape.step < tape.step[-1])
-    return not is_first or sum(group.size for group in enough) >= _LITTLE * (tape.meta.capacity or 0)
+    is_pass = tape.phase[-1] in (Phase.FORWARD, Phase.BACKWARD)
+    return not is_pass or sum(group.size for group in enough) >= _LITTLE * (tape.meta.capacity or 0)
 
 
 def _enough(tape: Tape, groups: list[HeldGroup], missing: int) -> list[HeldGroup]:

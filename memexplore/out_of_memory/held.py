@@ -113,13 +113,15 @@ def _group(tape: Tape, reason: WhyHeld, holder: str, rows: list[int] | Rows) -> 
 
 
 def _of_holder(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) -> HeldGroup | None:
-    """Return the group of a variable, with the attributes of it that grow; None if the memory is needed."""
+    """Return the group of a variable, with the attributes of it that hold the group; None if the memory is needed."""
     group = _of_variable(tape, holder, rows, evidence)
-    if group is None or group.what not in GROWING:
+    if group is None or holder.is_model or group.what not in (*GROWING, WhyHeld.NOT_REACHED):
         return group
-    known = {holder.attributes.get(int(tape.address[row]), "") for row in group.rows}
-    names = sorted(filter(None, known))
-    return group._replace(holder=", ".join(names)) if 0 < len(names) <= _MOST_ATTRIBUTES else group
+    known = {holder.attributes.get(int(tape.address[row]), "") for row in group.rows} - {""}
+    for names in (known, {".".join(name.split(".")[:2]) for name in known}):
+        if 0 < len(names) <= _MOST_ATTRIBUTES:
+            return group._replace(holder=", ".join(sorted(names)))
+    return group
 
 
 def _of_variable(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence) -> HeldGroup | None:
@@ -168,8 +170,13 @@ def _of_variable(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence
         for row in direct
         if replaces or tape.category[row] not in _LASTING or _is_copy_of_weights(tape, row, evidence)
     ]
-    if has_graph or is_beside or not replaced:
+    if has_graph or is_beside:
         return None
+    if not replaced:
+        # A program that does not train uses one model after the other.
+        trains = evidence.may_train or np.any(tape.phase == Phase.BACKWARD)
+        idle = [row for row in direct if tape.category[row] in (Category.PARAMETER, Category.BUFFER)]
+        return None if trains or evidence.building else _group(tape, WhyHeld.NOT_REACHED, holder.name, idle)
     what = WhyHeld.OLD_VALUE if _is_made_again(tape, replaced) else WhyHeld.NOT_REACHED
     return _group(tape, what, holder.name, replaced)
 

@@ -43,13 +43,16 @@ def suggestions(tape: Tape, finding: Finding, evidence: Evidence | None) -> tupl
         result.insert(0, longer)
     if finding.cause is Cause.TOO_MUCH:
         result = [*_of_evaluation(tape, finding, evidence), *of_need(tape, evidence), *result]
-    unused = [
-        _of_group(tape, group)._replace(fits=group.size >= finding.missing and fits_without(tape, group.rows))
-        for group in finding.not_reached
-        if group.size >= least
-    ]
-    # What is built often replaces a model that is still there.
-    result = [*unused, *result] if evidence is not None and evidence.building else [*result, *unused]
+    # What is built often replaces a model that is still there, and a model waits on the CPU as well as on the GPU.
+    is_building = evidence is not None and evidence.building
+    for group in sorted(finding.not_reached, key=lambda group: group.size):
+        if group.size >= least:
+            waits = not is_building and _is_model(tape, group)
+            unused = (_of_waiting(group) if waits else _of_group(tape, group))._replace(
+                fits=group.size >= finding.missing and fits_without(tape, group.rows)
+            )
+            is_first = is_building or (waits and unused.fits)
+            result.insert(0 if is_first else len(result), unused)
     if finding.cause is Cause.TOO_MUCH and finding.fits_expandable:
         result.append(_expandable(tape))
     if finding.fits_without_limit and finding.cause is not Cause.LEAK:
@@ -202,6 +205,20 @@ def _when_filled(tape: Tape, group: HeldGroup) -> str:
 
 def _of_unused(group: HeldGroup, names: str) -> tuple[str, str]:
     return f"Delete `{names}` if nothing reads it any more.", f"del {group.holder}"
+
+
+def _is_model(tape: Tape, group: HeldGroup) -> bool:
+    return bool(np.isin(tape.category[list(group.rows)], (Category.PARAMETER, Category.BUFFER)).all())
+
+
+def _of_waiting(group: HeldGroup) -> Suggestion:
+    """Return the change for models of which the failing call uses nothing."""
+    names = group.holder.split(", ")
+    # Of several variables with the same models, one is enough.
+    models = [name for name in names if name.partition(".")[0] == names[0].partition(".")[0]]
+    them = "them" if len(models) > 1 else "it"
+    text = f"Keep `{'`, `'.join(models)}` on the CPU while the failing call does not use {them}."
+    return Suggestion(text, "\n".join(f"{name}.cpu()" for name in models), group.size, False)
 
 
 def _of_idle(group: HeldGroup, names: str) -> tuple[str, str]:

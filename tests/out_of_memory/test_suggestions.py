@@ -516,3 +516,27 @@ for _ in range(10):
     found = cells.post_mortem(source, "200MiB")
     assert found.cause is Cause.TOO_MUCH, found.text
     assert not any("models" in each.code for each in found.suggestions)
+
+
+PIPELINE = """
+class Pipeline:
+    def __init__(self):
+        self.encoder = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(20)]).cuda()
+        self.decoder = nn.Sequential(nn.Linear(1024, 4096), nn.Linear(4096, 1024)).cuda()
+    @torch.no_grad()
+    def __call__(self, batch):
+        code = self.encoder(batch)
+        {between}
+        return self.decoder(code.repeat(256, 1))
+pipeline = Pipeline()
+pipeline(torch.zeros(32, 1024, device="cuda"))
+"""
+
+
+def test_a_model_of_which_the_failing_call_uses_nothing_is_to_wait_on_the_cpu() -> None:
+    found = cells.post_mortem(PIPELINE.format(between="pass"), "256MiB")
+    # 80 MiB and 32 MiB of weights; 32 MiB of inputs of the decoder, and 128 MiB between its layers.
+    assert found.cause is Cause.TOO_MUCH, found.text
+    first = found.suggestions[0]
+    assert (first.code, first.fits) == ("self.encoder.cpu()", True), found.text
+    assert cells.run(PIPELINE.format(between=first.code), "256MiB")[1] is None
