@@ -89,7 +89,8 @@ def _collected(
 ) -> Evidence:
     users = [frame for frame in frames if is_users(frame[0].f_code.co_filename)]
     program = _program([frame for frame, _ in frames])
-    needed = _needed(program, end)
+    data: set[int] = set()
+    needed = _needed(program, end, data)
     holders: list[Holder] = []
     complete = needed.complete
     attempts = Attempts()
@@ -99,13 +100,13 @@ def _collected(
     addresses = set(needed.blocks)
     of_models = _of_models(needed)
     context = stored(error, BaseException, "__context__")
-    handled = reached_from(context, end, needed.visited).blocks.keys()
+    handled = reached_from(context, end, needed.visited, data).blocks.keys()
     for name, use, value in _roots(error, program, shell):
         if name in seen or time.thread_time() > end:
             complete &= name in seen
             continue
         seen.add(name)
-        reached = reached_from(value, end, needed.visited)
+        reached = reached_from(value, end, needed.visited, data)
         complete &= reached.complete
         addresses.update(reached.blocks)
         of_models |= _of_models(reached)
@@ -120,7 +121,7 @@ def _collected(
         if use in (VariableUse.NOT_REACHED, VariableUse.BESIDE):
             of_program.append(reached)
             variables.append((name, value))
-    running = _reached(_locals(program.libraries), end, needed.visited)
+    running = _reached(_locals(program.libraries), end, needed.visited, data)
     complete &= running.complete
     of_program.append(running)
     in_use = {address: block for address, block in running.blocks.items() if address not in addresses}
@@ -302,19 +303,19 @@ def _begins_call(frame: types.FrameType, is_user: bool) -> bool:
     return is_a(own, torch.optim.Optimizer) or (is_a(own, torch.nn.Module) and frame.f_code.co_name in _OF_MODULES)
 
 
-def _needed(program: _Program, end: float) -> Reached:
+def _needed(program: _Program, end: float, data: set[int]) -> Reached:
     """Return what the failing call reaches, under the names that it has in the user's frames around the call."""
     around = [dict(_variables(frame)) for frame in program.users]
     roots = _locals(program.inner)
-    reached = _reached(roots, end)
+    reached = _reached(roots, end, data=data)
     # The whole model of which a part is in use stays, and then the optimizer of a model that stays.
     for kind in (torch.nn.Module, torch.optim.Optimizer):
         for name, value in ((name, value) for names in around for name, value in names.items()):
-            if is_a(value, kind) and not reached.blocks.keys().isdisjoint(reached_from(value, end).blocks):
+            if is_a(value, kind) and not reached.blocks.keys().isdisjoint(reached_from(value, end, data=data).blocks):
                 roots.append({name: value})
-        reached = _reached(roots, end)
+        reached = _reached(roots, end, data=data)
     # The last root is followed first: a name of the program comes before those of the functions that it calls.
-    named = _reached(around[::-1], end).blocks
+    named = _reached(around[::-1], end, data=data).blocks
     blocks = {
         address: named.get(address, block)._replace(in_graph=block.in_graph)
         for address, block in reached.blocks.items()
@@ -326,8 +327,10 @@ def _locals(frames: list[types.FrameType]) -> list[dict[str, Any]]:
     return [{name: value for value, name, _ in locals_of(frame)} for frame in frames]
 
 
-def _reached(roots: list[dict[str, Any]], end: float, known: Collection[int] = frozenset()) -> Reached:
-    return reached_from([types.SimpleNamespace(**names) for names in roots], end, known)
+def _reached(
+    roots: list[dict[str, Any]], end: float, known: Collection[int] = frozenset(), data: set[int] | None = None
+) -> Reached:
+    return reached_from([types.SimpleNamespace(**names) for names in roots], end, known, data)
 
 
 def _variables(frame: types.FrameType) -> list[tuple[str, Any]]:

@@ -52,6 +52,8 @@ _is_tracked = gc.is_tracked
 """Returns whether an object can refer to others that the garbage collector knows, as all tensors are."""
 _MOST_ITEMS = 100_000
 _CHECKED_EVERY = 512
+_LARGE = 100
+"""Items of a container from which a search asks first whether it leads to any tensor."""
 
 
 class Block(NamedTuple):
@@ -95,21 +97,23 @@ def address_of(tensor: torch.Tensor) -> tuple[int, int]:
     return 0, 0
 
 
-def reached_from(root: Any, end: float, known: Collection[int] = frozenset()) -> Reached:
+def reached_from(root: Any, end: float, known: Collection[int] = frozenset(), data: set[int] | None = None) -> Reached:
     """Return the memory reached from a root until the time `end`, without what lies behind the objects `known`.
+
+    `data` are the identities of objects that lead to no tensors, as walks before have found; this one adds its own.
 
     >>> reached_from([torch.zeros(2, device="cpu")], time.thread_time() + 1).blocks
     {}
     """
     blocks: dict[int, Block] = {}
     visited: set[int] = set()
-    classes = _Classes()
+    classes = _Classes(set() if data is None else data)
     waiting: list[tuple[Any, str, bool, type | None]] = [(root, "", False, None)]
     kept: list[Any] = []
     tensors = 0
     while waiting:
         value, path, in_graph, owner = waiting.pop()
-        if id(value) in visited or id(value) in known:
+        if id(value) in visited or id(value) in known or id(value) in classes.data:
             continue
         if len(kept) % _CHECKED_EVERY == 0 and time.thread_time() > end:
             return Reached(blocks, visited, False, tensors, kept)
@@ -125,6 +129,9 @@ def reached_from(root: Any, end: float, known: Collection[int] = frozenset()) ->
                     blocks[address] = Block(path, in_graph, size, owner)
         own = owner if own_class.is_transparent else own_class.kind
         try:
+            if own_class.length is not None and own_class.length(value) >= _LARGE and classes.search(value, end):
+                waiting.extend((kind, path, in_graph, own) for kind in classes.first_met_in_search())
+                continue
             for inner, way, graph in own_class.inside(value, path, in_graph, classes):
                 if _is_tracked(inner) and not classes.of(inner).is_plain:
                     waiting.append((inner, way, graph, own))
@@ -143,15 +150,19 @@ class _Class(NamedTuple):
     """Whether the object that they are in owns what is in them."""
     inside: Callable[[Any, str, bool, _Classes], Iterator[tuple[Any, str, bool]]]
     """Yields the values that an object refers to, with path and whether a graph leads to them."""
+    length: Callable[[Any], int] | None
+    """Returns the number of items of a container; None for other objects."""
 
 
 class _Classes:
     """The classes that a walk has met."""
 
-    def __init__(self) -> None:
+    def __init__(self, data: set[int]) -> None:
+        self.data = data
         self._known: dict[int, _Class] = {}
         """Class by its identity, which it keeps as long as this lives: the hash of a class may be the user's code."""
         self._entered: set[int] = set()
+        self._searched: dict[int, type] = {}
 
     def of(self, value: Any) -> _Class:
         """Return what is known of the class of a value."""
@@ -169,13 +180,48 @@ class _Classes:
         self._entered.update(map(id, new))
         return new
 
+    def search(self, container: Any, end: float) -> bool:
+        """Return whether a container leads to no tensor, graph, frame or function, as most data do.
+
+        The search asks Python's garbage collector for all objects of a level at once: it takes a tenth of the time of
+        the walk, which knows the way to each object.
+        """
+        seen = {id(container)}
+        level = [container]
+        classes: dict[int, type] = {}
+        while level:
+            if time.thread_time() > end:
+                return False
+            found = {id(value): value for value in gc.get_referents(*level) if _is_tracked(value)}
+            new = [value for number, value in found.items() if number not in seen]
+            seen.update(found)
+            kinds = {id(type(value)): self.of(value) for value in new}
+            if any(each.inside in _NOT_SEARCHED for each in kinds.values()):
+                return False
+            followed = {number for number, each in kinds.items() if not each.is_plain and each.inside is not _in_class}
+            classes |= {number: each.kind for number, each in kinds.items() if number in followed}
+            classes |= {id(value): value for value in new if kinds[id(type(value))].inside is _in_class}
+            level = [value for value in new if id(type(value)) in followed]
+        self.data |= seen - classes.keys()
+        self._searched = classes
+        return True
+
+    def first_met_in_search(self) -> list[type]:
+        """Return the classes of the user that the last search has met, each class once in a walk."""
+        bases = {id(base): base for kind in self._searched.values() for base in bases_of(kind)}
+        new = {number: kind for number, kind in bases.items() if number not in self._entered}
+        self._entered |= new.keys()
+        return list(new.values())
+
 
 def _described(kind: type) -> _Class:
     own = module_of(kind)
     is_tensor, is_class = issubclass(kind, torch.Tensor), issubclass(kind, type)
     is_foreign = own.partition(".")[0] in _FOREIGN and not is_tensor and not is_class
     is_transparent = is_tensor or own in _OF_CONTAINERS
-    return _Class(kind, issubclass(kind, _PLAIN) or is_foreign, is_transparent, _inside_of(kind))
+    is_plain = issubclass(kind, _PLAIN) or is_foreign
+    length = next((base.__len__ for base in (dict, *_SEQUENCES) if issubclass(kind, base)), None)
+    return _Class(kind, is_plain, is_transparent, _inside_of(kind), length)
 
 
 def _inside_of(kind: type) -> Callable[..., Iterator[tuple[Any, str, bool]]]:
@@ -329,6 +375,10 @@ def _of_function(value: Any) -> Iterator[Any]:
                 yield cell.cell_contents
             except ValueError:  # empty
                 continue
+
+
+_NOT_SEARCHED = (_behind_tensor, _behind_node, _in_frames, _in_function)
+"""What `_Classes.search` does not go into."""
 
 
 _OF_KEYS = (bool, str, int, float)

@@ -72,3 +72,30 @@ for _ in range(20):
     sizes = {holder.name: holder.size for holder in evidence.holders}
     # 4 MiB of each tensor and as much of its gradient; the leaves behind them take as much, which no list has.
     assert sizes["kept"] >= 24 << 20
+
+
+@pytest.mark.parametrize(
+    ("where", "holder"),
+    [
+        ("samples[900].fields['image'] = big()", "samples"),
+        ("samples[900].later = lambda image=big(): image", "samples"),
+        ("Sample.shared = big()", "Sample.shared"),
+    ],
+    ids=["deep inside", "default of a function", "attribute of the class"],
+)
+def test_a_tensor_among_many_objects_of_data_is_found(where: str, holder: str) -> None:
+    source = f"""
+class Sample:
+    def __init__(self, number):
+        self.number, self.fields = number, {{"names": [str(number), [number]]}}
+
+def big():
+    return torch.zeros(20 << 20, dtype=torch.uint8, device="cuda")
+
+samples = [Sample(number) for number in range(1000)]
+{where}
+torch.zeros(400 << 20, dtype=torch.uint8, device="cuda")
+"""
+    found = cells.post_mortem(source, "200MiB")
+    assert found.complete
+    assert [(each.name, each.size) for each in found.holders if each.size] == [(holder, 20 << 20)]
