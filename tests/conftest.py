@@ -185,6 +185,12 @@ class _ByFile(LoadFileScheduling):
     def _split_scope(self, nodeid: str) -> str:
         return "tests/browser" if nodeid.startswith("tests/browser/") else super()._split_scope(nodeid)
 
+    def _assign_work_unit(self, node: Any) -> None:
+        # They wait a part of their time, which other processes use: the longer beside others the better.
+        if "tests/browser" in self.workqueue:
+            self.workqueue.move_to_end("tests/browser", last=False)
+        super()._assign_work_unit(node)
+
 
 # --- other tests give way to browser tests ---------------------------------------------------------------------------
 
