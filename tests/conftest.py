@@ -134,8 +134,9 @@ THOROUGH = (
     "tests/virtual_gpu/test_interrupts.py::test_stance_of_the_compiler",
     "tests/virtual_gpu/test_kernel_refusals.py::test_calls_that_the_cpu_refuses",
 )
-"""Slow tests of which CI runs another variant: other widths, kernels, knobs, programs; and whole tables of other tools
-and of ops. They run by command, before a release and where what they are about changes."""
+"""Slow tests that CI leaves out for their time. Of most it runs a variant: another width, kernel, knob or program. Of
+the others nothing: tables of other tools and of ops, a sharded optimizer, some reloads of pages, lost messages
+and interrupts, and some searches. They run by command, before a release and where what they are about changes."""
 _NOT_SLOW = "not slow"
 TORCH = (
     "tests/torch_internals/",
@@ -184,12 +185,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 class _ByFile(LoadFileScheduling):
     def _split_scope(self, nodeid: str) -> str:
         return "tests/browser" if nodeid.startswith("tests/browser/") else super()._split_scope(nodeid)
-
-    def _assign_work_unit(self, node: Any) -> None:
-        # They wait a part of their time, which other processes use: the longer beside others the better.
-        if "tests/browser" in self.workqueue:
-            self.workqueue.move_to_end("tests/browser", last=False)
-        super()._assign_work_unit(node)
 
 
 # --- other tests give way to browser tests ---------------------------------------------------------------------------

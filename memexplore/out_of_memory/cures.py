@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from memexplore.out_of_memory.objects import bases_of, module_of, name_of
+
 
 class Cure(NamedTuple):
     """What to change about an object of a class."""
@@ -85,4 +87,4 @@ def names_of_classes(kind: type | None) -> tuple[str, ...]:
     >>> names_of_classes(dict)
     ('builtins.dict', 'builtins.object')
     """
-    return () if kind is None else tuple(f"{each.__module__}.{each.__qualname__}" for each in kind.__mro__)
+    return () if kind is None else tuple(f"{module_of(each)}.{name_of(each)}" for each in bases_of(kind))

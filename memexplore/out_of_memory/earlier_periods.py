@@ -8,10 +8,10 @@ import numpy as np
 
 from memexplore.analysis.curves import Rows, block_bytes, cached_by_tape, lifetimes
 from memexplore.analysis.periods import periods
+from memexplore.out_of_memory.held_types import OF_MODEL
 from memexplore.tape import Action, Category, Tape
 from memexplore.text.tensor_text import shape_of
 
-_LASTING = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)
 _LARGER = 1.25
 """Ratio from which a period is called larger: requests of equal periods may differ in a few temporaries."""
 
@@ -78,7 +78,7 @@ def larger_period(tape: Tape) -> LargerPeriod | None:
 def _own_bytes(tape: Tape, ends: list[int]) -> Rows:
     """Return after each row the bytes that are allocated and were requested in the same period."""
     life = lifetimes(tape)
-    own = (tape.action[life.born] == Action.ALLOC) & ~np.isin(tape.category[life.born], _LASTING)
+    own = (tape.action[life.born] == Action.ALLOC) & ~np.isin(tape.category[life.born], OF_MODEL)
     born, freed = life.born[own], life.requested[own]
     next_period = np.append(np.array(ends, dtype=np.int64) + 1, len(tape))
     freed = np.minimum(freed, next_period[np.searchsorted(ends, born)])

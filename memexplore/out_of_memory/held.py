@@ -17,7 +17,7 @@ from memexplore.analysis.periods import periods
 from memexplore.out_of_memory.counterfactual import alive, bytes_of
 from memexplore.out_of_memory.evidence_types import Evidence, Holder, VariableUse
 from memexplore.out_of_memory.failure import NOTE
-from memexplore.out_of_memory.held_types import GROWING, WITHOUT_BACKWARD, HeldGroup, WhyHeld
+from memexplore.out_of_memory.held_types import GROWING, OF_MODEL, WITHOUT_BACKWARD, HeldGroup, WhyHeld
 from memexplore.tape import Action, Category, Phase, Tape
 from memexplore.text.tensor_text import dtype_of, shape_of
 
@@ -38,7 +38,6 @@ _LASTING = (
     Category.GATHERED_PARAMETER,
     Category.GRADIENT_BUCKET,
 )
-_OF_MODEL = (Category.PARAMETER, Category.BUFFER, Category.OPTIMIZER_STATE, Category.GRADIENT)
 _OF_TRAINING = (
     Category.OPTIMIZER_STATE,
     Category.GRADIENT,
@@ -137,7 +136,7 @@ def _of_variable(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence
     if is_recorded and not is_beside and np.all(tape.action[rows] == Action.PREEXISTING):
         not_in_use = [row for row in rows if row not in _weights_in_use(tape)]
         # Data may be used in each step.
-        is_data = not has_graph and not np.any(np.isin(tape.category[rows], _OF_MODEL))
+        is_data = not has_graph and not np.any(np.isin(tape.category[rows], OF_MODEL))
         return _group(tape, WhyHeld.NOT_REACHED if is_data else WhyHeld.BEFORE, holder.name, not_in_use)
     several, passes = _of_several_passes(tape, rows) if holder.is_container else ([], 0)
     computed = sorted({*computed, *several})
@@ -183,7 +182,7 @@ def _of_variable(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence
 
 def _is_copy_of_weights(tape: Tape, row: int, evidence: Evidence) -> bool:
     """Return whether a block is of a state that a variable has, such as a checkpoint's, and no model or optimizer."""
-    return tape.category[row] in _OF_MODEL and int(tape.address[row]) not in evidence.of_models
+    return tape.category[row] in OF_MODEL and int(tape.address[row]) not in evidence.of_models
 
 
 @cached_by_tape

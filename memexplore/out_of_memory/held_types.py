@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
+from memexplore.tape import Category
+
 
 class WhyHeld(enum.StrEnum):
     """Why a group of blocks is alive."""
@@ -33,6 +35,7 @@ class WhyHeld(enum.StrEnum):
     """An output of the notebook."""
     LAST_ERROR = "last error"
     KEPT_ERROR = "kept error"
+    """The frames of an exception that a variable keeps."""
     HANDLED_ERROR = "handled error"
     """The frames of the exception in whose `except` block the call failed."""
     BEFORE = "from before"
@@ -51,6 +54,8 @@ GROWING = (WhyHeld.GROWS, WhyHeld.SUMMED_GRAPHS, WhyHeld.LONG_GRAPH)
 """What gets more with each period."""
 WITHOUT_BACKWARD = (WhyHeld.NO_BACKWARD, WhyHeld.NO_OPTIMIZER)
 """Graphs that no backward pass needs."""
+OF_MODEL = (Category.PARAMETER, Category.BUFFER, Category.OPTIMIZER_STATE, Category.GRADIENT)
+"""Weights and what belongs to them."""
 
 
 class HeldGroup(NamedTuple):

@@ -44,7 +44,8 @@ _LEAST = 1 << 20
 def owners(reached: Collection[int], end: float) -> tuple[list[Holder], bool]:
     """Return the owners of tensors whose addresses were not reached, and whether all were found until the time `end`.
 
-    >>> owners((), time.thread_time() + 1)
+    >>> from memexplore.virtual_gpu.tensors.live_storages import live_storages
+    >>> owners({storage.address for storage in live_storages.values()}, time.thread_time() + 1)
     ([], True)
     """
     lost = _lost(reached)

@@ -48,12 +48,10 @@ _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _WITH_FRAMES = (types.TracebackType, types.FrameType, types.GeneratorType)
 _FOREIGN = ("IPython", "ipykernel", "ipywidgets", "traitlets", "comm", "zmq", "tornado", "asyncio", "memexplore")
 """Packages whose objects reach the whole notebook."""
-_is_tracked = gc.is_tracked
-"""Returns whether an object can refer to others that the garbage collector knows, as all tensors are."""
 _MOST_ITEMS = 100_000
 _CHECKED_EVERY = 512
 _LARGE = 100
-"""Items of a container from which a search asks first whether it leads to any tensor."""
+"""Items of a container of which is asked first whether it leads to any tensor."""
 
 
 class Block(NamedTuple):
@@ -129,11 +127,12 @@ def reached_from(root: Any, end: float, known: Collection[int] = frozenset(), da
                     blocks[address] = Block(path, in_graph, size, owner)
         own = owner if own_class.is_transparent else own_class.kind
         try:
-            if own_class.length is not None and own_class.length(value) >= _LARGE and classes.search(value, end):
-                waiting.extend((kind, path, in_graph, own) for kind in classes.first_met_in_search())
+            is_large = own_class.length is not None and own_class.length(value) >= _LARGE
+            if is_large and (kinds := classes.classes_in_data(value, end)) is not None:
+                waiting.extend((kind, path, in_graph, own) for kind in classes.first_met(kinds))
                 continue
             for inner, way, graph in own_class.inside(value, path, in_graph, classes):
-                if _is_tracked(inner) and not classes.of(inner).is_plain:
+                if classes.may_lead_on(inner):
                     waiting.append((inner, way, graph, own))
         except Exception:  # such as a container that another thread changes
             continue
@@ -159,10 +158,10 @@ class _Classes:
 
     def __init__(self, data: set[int]) -> None:
         self.data = data
+        """Identities of the objects that `classes_in_data` went through and that lead to no tensor."""
         self._known: dict[int, _Class] = {}
         """Class by its identity, which it keeps as long as this lives: the hash of a class may be the user's code."""
         self._entered: set[int] = set()
-        self._searched: dict[int, type] = {}
 
     def of(self, value: Any) -> _Class:
         """Return what is known of the class of a value."""
@@ -172,46 +171,42 @@ class _Classes:
             known = self._known[id(kind)] = _described(kind)
         return known
 
-    def first_met(self, value: Any) -> tuple[type, ...]:
-        """Return the class of a value and those that it is derived from, each class once in a walk."""
-        if id(type(value)) in self._entered:
-            return ()
-        new = tuple(kind for kind in classes_of(value) if id(kind) not in self._entered)
-        self._entered.update(map(id, new))
+    def may_lead_on(self, value: Any) -> bool:
+        """Return whether a value may lead to a tensor of the user."""
+        # The garbage collector knows all tensors, and what refers to them.
+        return gc.is_tracked(value) and not self.of(value).is_plain
+
+    def first_met(self, kinds: Iterable[type]) -> list[type]:
+        """Return classes and those that they are derived from, each class once in a walk."""
+        bases = {id(base): base for kind in kinds if id(kind) not in self._entered for base in bases_of(kind)}
+        new = [base for number, base in bases.items() if number not in self._entered]
+        self._entered |= bases.keys()
         return new
 
-    def search(self, container: Any, end: float) -> bool:
-        """Return whether a container leads to no tensor, graph, frame or function, as most data do.
+    def classes_in_data(self, container: Any, end: float) -> Iterable[type] | None:
+        """Return the classes of what a container leads to; None if a tensor, graph, frame or function is among it.
 
-        The search asks Python's garbage collector for all objects of a level at once: it takes a tenth of the time of
-        the walk, which knows the way to each object.
+        Python's garbage collector is asked for all objects of a level at once, which is faster than the walk: that
+        knows the way to each object.
         """
         seen = {id(container)}
         level = [container]
         classes: dict[int, type] = {}
         while level:
             if time.thread_time() > end:
-                return False
-            found = {id(value): value for value in gc.get_referents(*level) if _is_tracked(value)}
+                return None
+            found = {id(value): value for value in gc.get_referents(*level) if gc.is_tracked(value)}
             new = [value for number, value in found.items() if number not in seen]
             seen.update(found)
             kinds = {id(type(value)): self.of(value) for value in new}
-            if any(each.inside in _NOT_SEARCHED for each in kinds.values()):
-                return False
+            if any(each.inside in _OF_PROGRAMS for each in kinds.values()):
+                return None
             followed = {number for number, each in kinds.items() if not each.is_plain and each.inside is not _in_class}
             classes |= {number: each.kind for number, each in kinds.items() if number in followed}
             classes |= {id(value): value for value in new if kinds[id(type(value))].inside is _in_class}
             level = [value for value in new if id(type(value)) in followed]
         self.data |= seen - classes.keys()
-        self._searched = classes
-        return True
-
-    def first_met_in_search(self) -> list[type]:
-        """Return the classes of the user that the last search has met, each class once in a walk."""
-        bases = {id(base): base for kind in self._searched.values() for base in bases_of(kind)}
-        new = {number: kind for number, kind in bases.items() if number not in self._entered}
-        self._entered |= new.keys()
-        return list(new.values())
+        return classes.values()
 
 
 def _described(kind: type) -> _Class:
@@ -284,14 +279,14 @@ def _behind_node(node: Any, path: str, in_graph: bool, classes: _Classes) -> Ite
 
 def _in_dictionary(value: Any, path: str, in_graph: bool, classes: _Classes) -> Iterator[tuple[Any, str, bool]]:
     for key, inner in itertools.islice(dict.items(value), _MOST_ITEMS):
-        if _is_tracked(inner) and not classes.of(inner).is_plain:
+        if classes.may_lead_on(inner):
             yield inner, f"{path}[{_key(key)}]", in_graph
 
 
 def _in_sequence(value: Any, path: str, in_graph: bool, classes: _Classes) -> Iterator[tuple[Any, str, bool]]:
     kind = next(kind for kind in _SEQUENCES if is_a(value, kind))
     for number, inner in enumerate(itertools.islice(kind.__iter__(value), _MOST_ITEMS)):
-        if _is_tracked(inner) and not classes.of(inner).is_plain:
+        if classes.may_lead_on(inner):
             yield inner, f"{path}[{number}]", in_graph
 
 
@@ -330,13 +325,13 @@ def _frames_of(value: Any) -> Iterator[types.FrameType]:
 
 def _attributes(value: Any, path: str, in_graph: bool, classes: _Classes) -> Iterator[tuple[Any, str, bool]]:
     for name, inner in attributes_of(value).items():
-        if _is_tracked(inner) and not classes.of(inner).is_plain:
+        if classes.may_lead_on(inner):
             yield inner, f"{path}.{name}", in_graph
     if is_a(value, torch.nn.Module):
         # Last, and so the first to be visited: their names are shorter than the names of the tables they are in.
         for table in (children_of(value), own_buffers(value), own_weights(value)):
             yield from ((inner, f"{path}.{name}", in_graph) for name, inner in table.items())
-    yield from ((kind, path, in_graph) for kind in classes.first_met(value))
+    yield from ((kind, path, in_graph) for kind in classes.first_met([type(value)]))
     for kind in classes_of(value):
         for name, slot in _slots(kind).items():
             try:
@@ -377,8 +372,8 @@ def _of_function(value: Any) -> Iterator[Any]:
                 continue
 
 
-_NOT_SEARCHED = (_behind_tensor, _behind_node, _in_frames, _in_function)
-"""What `_Classes.search` does not go into."""
+_OF_PROGRAMS = (_behind_tensor, _behind_node, _in_frames, _in_function)
+"""What goes into objects that data do not have."""
 
 
 _OF_KEYS = (bool, str, int, float)
