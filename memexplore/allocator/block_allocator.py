@@ -12,7 +12,7 @@ from memexplore.allocator import cache, expandable
 from memexplore.allocator.blocks import Block, FreeSet, Pool, PoolOptions, PrivatePool
 from memexplore.allocator.placement import Placement
 from memexplore.allocator.segments import ChooseAddress, OnEvent, Segments
-from memexplore.allocator.stats import Statistics, inactive_around
+from memexplore.allocator.stats import Statistics
 from memexplore.tape import Action
 from memexplore.tape.allocator_settings import SMALL, UNLIMITED, Settings
 
@@ -223,12 +223,9 @@ class BlockAllocator:
 
     def complete_free(self, block: Block) -> None:
         """Complete a free: merge the block and insert it into its free set."""
-        if self.statistics is None:
-            self.segments.merge_free(block)
-        else:
-            around = inactive_around(block)
-            self.segments.merge_free(block)
-            self.statistics.free_completed(block, around)
+        if self.statistics is not None:
+            self.statistics.free_completes(block)
+        self.segments.merge_free(block)
 
     # ---- other streams (docs/allocator.md section 9)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from memexplore.allocator.actions import GROWTH
 from memexplore.allocator.blocks import Block, FreeSet
 from memexplore.tape import Action
@@ -140,16 +138,6 @@ _WITH_OWN_PEAK = (
 )
 
 
-class InactiveAround(NamedTuple):
-    """The inactive splits that a block absorbs when its free completes."""
-
-    blocks: int
-    size: int
-    """Bytes."""
-    fill_segment: bool
-    """Whether they and the block are a whole segment, which is no split any more."""
-
-
 class Statistics:
     """The statistics of one allocator by pool, which count requests, frees, splits and segments."""
 
@@ -213,19 +201,25 @@ class Statistics:
             stats.pending.decrease(1)
             stats.pending_bytes.decrease(block.size)
 
-    def free_completed(self, block: Block, around: InactiveAround) -> None:
-        """Count a completed free; the block is merged, `inactive_around` has looked at it before."""
-        for stats in (self.all, self.by_kind[block.free_set.pool.kind]):
+    def free_completes(self, block: Block) -> None:
+        """Count a block that is about to be free, before it is merged with the free blocks beside it."""
+        requested = block.requested
+        pools = self.all, self.by_kind[block.free_set.pool.kind]
+        for stats in pools:
             stat = stats.requested_bytes
-            stat.current -= block.requested
-            stat.freed += block.requested
-            if block.expandable is None:
-                if around.fill_segment:
-                    stats.inactive_split.change(-around.blocks)
-                    stats.inactive_split_bytes.change(-around.size)
-                else:
-                    stats.inactive_split.change(1 - around.blocks)
-                    stats.inactive_split_bytes.change(block.size - around.size)
+            stat.current -= requested
+            stat.freed += requested
+        if block.expandable is not None:
+            return
+        merged, size, fills_segment = _free_beside(block)
+        for stats in pools:
+            if fills_segment:  # which is no split any more
+                stats.inactive_split.decrease(merged)
+                stats.inactive_split_bytes.decrease(size)
+            else:
+                if merged != 1:
+                    stats.inactive_split.change(1 - merged)
+                stats.inactive_split_bytes.increase(block.size)
 
     def split(self, front: Block, rest: Block) -> None:
         """Count a block that was split in two, of which `rest` is inactive."""
@@ -294,8 +288,8 @@ class Statistics:
         return [self._oversize_allocations, self._oversize_segments, *private]
 
 
-def inactive_around(block: Block) -> InactiveAround:
-    """Return the inactive splits beside a block that is about to be free."""
+def _free_beside(block: Block) -> tuple[int, int, bool]:
+    """Return number and bytes of the free blocks beside a block, and whether they and it are a whole segment."""
     previous, following = block.previous, block.next
     count = size = 0
     fill_segment = True
@@ -311,4 +305,4 @@ def inactive_around(block: Block) -> InactiveAround:
             fill_segment = fill_segment and following.next is None
         else:
             fill_segment = False
-    return InactiveAround(count, size, fill_segment)
+    return count, size, fill_segment

@@ -81,7 +81,6 @@ class VirtualMode(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self.plan_runner = plan_runner
-        self._traits: dict[Any, OpTraits] = {}
         self._plans = cached_plans
         self.lane = lane
         """Computes known values; None: every value counts as 1."""
@@ -139,7 +138,7 @@ class VirtualMode(TorchDispatchMode):
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func is _TRACED_CONVOLUTION:
             func, args = _CONVOLUTION, args[:9]
-        traits = self._traits_of(func)
+        traits = _traits_of(func)
         host = not _has_virtual(func, types, args)
         device = _device_of(traits, args, kwargs)
         if device is not None and device.type != "cpu":
@@ -172,8 +171,8 @@ class VirtualMode(TorchDispatchMode):
             if func is _ADD and autograd_engine.accumulates(args):
                 return self._add_in_place(args[0], args[1])
             func, args = self._in_place_of_engine(traits, func, args)
-            traits = self._traits_of(func)
-        key, tensors = _key_and_tensors(traits, func, args, kwargs)
+            traits = _traits_of(func)
+        key, tensors = _key_and_tensors(traits, args, kwargs)
         plan_runner = self.plan_runner
         if plan_runner.observer is not None:
             plan_runner.observer.op(func, (*args, *kwargs.values()) if kwargs else args)
@@ -251,12 +250,6 @@ class VirtualMode(TorchDispatchMode):
         with torch.inference_mode(False), torch.no_grad():
             result = self._run(func, types, args, kwargs)
         return inference.marked(result, args, kwargs) if makes_inference_tensors else result
-
-    def _traits_of(self, func: Any) -> OpTraits:
-        traits = self._traits.get(func)
-        if traits is None:
-            traits = self._traits[func] = OpTraits(func)
-        return traits
 
     def _run_handler(
         self,
@@ -354,9 +347,20 @@ class VirtualMode(TorchDispatchMode):
         return self.plan_runner.run_plan(plan, func, args, tensors, values_known)
 
 
-def _key_and_tensors(traits: OpTraits, func: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
+_traits: dict[int, OpTraits] = {}
+"""`id` of an op -> its traits, which keep it alive: an op computes its hash in Python."""
+
+
+def _traits_of(func: Any) -> OpTraits:
+    traits = _traits.get(id(func))
+    if traits is None:
+        traits = _traits[id(func)] = OpTraits(func)
+    return traits
+
+
+def _key_and_tensors(traits: OpTraits, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
     """Return the key of a call's plan, and the tensors among its arguments."""
-    key: list[Any] = [func, _default_dtype()]
+    key: list[Any] = [traits, _default_dtype()]
     tensors: list[torch.Tensor] = []
     try:
         if traits.scalars_last and len(args) == traits.scalars_last:
@@ -371,7 +375,7 @@ def _key_and_tensors(traits: OpTraits, func: Any, args: Any, kwargs: Any) -> tup
                 plans.extend_key(key, tensors, (value,))
     except RuntimeError as error:
         # Some layouts have neither sizes nor strides.
-        raise unsupported.not_simulated(func, error) from error
+        raise unsupported.not_simulated(traits.op, error) from error
     if traits.settings is not None:
         key.append(traits.settings())
     return tuple(key), tensors

@@ -58,6 +58,7 @@ class OpTraits:
         "in_place",
         "lane",
         "makes_zeros",
+        "op",
         "reads_engine",
         "refusal",
         "scalars_last",
@@ -67,6 +68,7 @@ class OpTraits:
     )
 
     def __init__(self, func: Any) -> None:
+        self.op = func
         tags = getattr(func, "tags", ())
         schema = schema_or_none(func)
         name = schema.name.split("::")[-1] if schema is not None else ""

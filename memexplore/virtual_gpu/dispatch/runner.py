@@ -31,7 +31,7 @@ from memexplore.virtual_gpu.tensors.live_storages import (
     live_storages,
     storage_ref,
 )
-from memexplore.virtual_gpu.values import known_values, notes
+from memexplore.virtual_gpu.values import notes
 
 lock = threading.RLock()
 """Held by the thread whose op runs on the virtual GPU, or which asks its allocator."""
@@ -168,8 +168,10 @@ class PlanRunner:
         Real tensors that the op writes to get the value 1, unless the values that it writes are known.
         Raises torch.OutOfMemoryError where a request does not fit; then none of the outputs stays allocated.
         """
-        self._count_work(plan, func, args)
-        results = self._results(plan, self._allocate_outputs(plan, func, args), tensors)
+        if self.work_log is not None or self._clock is not None or self.traffic_log is not None:
+            self._count_work(plan, func, args)
+        addresses = self._allocate_outputs(plan, func, args) if plan.allocates else {}
+        results = self._results(plan, addresses, tensors)
         if plan.set_hints is not None:
             plan.set_hints(tensors, results)
         if plan.waits and self.observer is not None:
@@ -184,8 +186,6 @@ class PlanRunner:
         """Add the work of an op to the logs and to the clock that somebody has asked for."""
         if self.traffic_log is not None and traffic.is_functional(func):
             self.traffic_log.append(traffic.of_functional(func, args))
-        if self.work_log is None and self._clock is None:
-            return
         if plan.work is None:
             plan.work = of_handled(func, args, plan.outputs)
         if plan.work is not None:
@@ -414,8 +414,7 @@ def free_waiting() -> None:
 
 @uninterrupted
 def _free_dead_storage(ref: StorageRef) -> None:
-    if forget(ref):
-        known_values.forget_storage(ref.key)
+    forget(ref)
     runner = _active
     if runner is None:
         return

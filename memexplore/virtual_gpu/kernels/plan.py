@@ -95,6 +95,7 @@ class Plan:
     """Outputs and memory requests of an op."""
 
     __slots__ = (
+        "allocates",
         "libraries",
         "notes",
         "outputs",
@@ -127,6 +128,8 @@ class Plan:
         """None: the storages of the outputs in order, and nothing else."""
         self.libraries = libraries
         """The `cublas_workspace.Library`s whose workspaces the thread must have when the op has run."""
+        self.allocates = bool(requests or libraries) or any(type(output) is NewTensor for output in outputs)
+        """Whether the op may request memory: one that returns views and arguments does not."""
         self.set_hints = set_hints
         self.real_targets = real_targets
         """Positions of the real tensor arguments that the op writes to: they are filled with the virtual value 1."""

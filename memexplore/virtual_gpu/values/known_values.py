@@ -156,7 +156,8 @@ def forget_storage(key: int) -> None:
     if copy is not None:
         _Total.nbytes -= copy.nbytes()
     uninitialized.discard(key)
-    assumed.pop(key, None)
+    if assumed:
+        assumed.pop(key, None)
 
 
 def forget_all() -> None:
