@@ -176,6 +176,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.torch)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from scanning the tests of a process, some two million objects, again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
     """Run the tests of one file in one process, which caches shared values, and all browser tests in one process."""
@@ -308,15 +315,22 @@ def main_module() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def modes_of_the_process() -> Iterator[None]:
+def modes_of_the_process(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail the test that leaves a mode of torch, frozen objects or a lock, not a later test of the same process."""
-    before = _modes()
+    before, frozen = _modes(), gc.get_freeze_count()
     yield
     after = _modes()
     assert after == (before or after)
     assert not _is_import_lock_held(), "Python's import lock was left taken: no other thread can import any more"
-    # Python 3.12 begins with some 400.
-    assert gc.get_freeze_count() < 1000
+    assert gc.get_freeze_count() <= frozen or "unfrozen_objects" in request.fixturenames
+
+
+@pytest.fixture
+def unfrozen_objects() -> Iterator[None]:
+    """Have no object frozen, as a user's process has none."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 def _is_import_lock_held() -> bool:

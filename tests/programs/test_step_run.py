@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,20 @@ def test_model_on_another_virtual_gpu_stays_there():
     with mx.virtual("T4"):
         assert all(weight.is_cuda for weight in model.parameters())
         model(torch.zeros(8, 256, device="cuda")).sum().backward()
+
+
+@pytest.mark.usefixtures("unfrozen_objects")
+def test_older_objects_are_not_scanned_during_a_run():
+    frozen = []
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        frozen.append(gc.get_freeze_count())
+        return squares(output, target)
+
+    run(Step(network, (torch.zeros(8, 256), torch.zeros(8, 256)), loss=loss))
+    # Python 3.12 begins with some 400; torch alone makes a hundred thousand.
+    assert min(frozen) > 100_000
+    assert gc.get_freeze_count() < 1_000
 
 
 def test_building_function_is_called_once():
