@@ -79,12 +79,10 @@ def _run_child(make: Make, begin: int, stop: int, memory: int) -> tuple[Result, 
     start = time.monotonic()
     shared = mmap.mmap(-1, 16)
     reader, writer = os.pipe()
-    # What lives in the parent is not traversed in the child, which would copy its memory.
-    gc.collect()
-    gc.freeze()
     child = os.fork()
     if not child:
         os.close(reader)
+        gc.freeze()  # what lives in the parent is not traversed, which would copy its memory
         status = 1
         try:
             faulthandler.disable()  # pytest enables it; a crash is a finding, not a traceback between the results
@@ -99,7 +97,6 @@ def _run_child(make: Make, begin: int, stop: int, memory: int) -> tuple[Result, 
             status = 0
         finally:
             os._exit(status)
-    gc.unfreeze()  # frozen objects are invisible to `gc.get_referrers`, which later tests use
     os.close(writer)
     with os.fdopen(reader) as report:
         lines = report.read().splitlines()

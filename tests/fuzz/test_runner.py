@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import tempfile
@@ -51,11 +50,6 @@ def test_a_failing_input_is_found_and_those_behind_it_run(run: Callable[[], str]
     outcomes = sum((result.outcomes for result in results), Counter[str]())
     assert outcomes.total() == 8
     assert write_out(make, finding, tmp_path).read_bytes() == b"3"
-
-
-def test_objects_of_the_parent_are_not_frozen_afterwards() -> None:
-    list(run_inputs(lambda number: Input(b"", 0, _fail), range(1)))
-    assert gc.get_freeze_count() == 0
 
 
 def test_an_input_may_take_a_second_a_megabyte() -> None:
