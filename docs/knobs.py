@@ -13,8 +13,8 @@ _TABLE = re.compile(r"(?<=<!-- knobs -->\n).*?(?=<!-- end of knobs -->)", re.DOT
 
 def table() -> str:
     """Return the table in Markdown."""
-    rows = (f"| `{name}` | {knob.values.listed} | {knob.summary} |" for name, knob in KNOBS.items())
-    return "\n".join(["| knob | values | |", "|---|---|---|", *rows, ""])
+    rows = (f"| `{name}` | {knob.values.listed} | {knob.summary} | {knob.costs} |" for name, knob in KNOBS.items())
+    return "\n".join(["| knob | values | | costs |", "|---|---|---|---|", *rows, ""])
 
 
 def with_table(page: str) -> str:

@@ -25,6 +25,7 @@ def html(post_mortem: PostMortem) -> str:
             f"<li>{_with_code(suggestion.text)}"
             + (f" It saves {escape(size_text(suggestion.frees))}." if suggestion.frees else "")
             + (" The request then fits (replayed)." if suggestion.fits else "")
+            + (f" {escape(suggestion.costs)}" if suggestion.costs else "")
             + (f"<br><code style='white-space:pre-wrap'>{escape(suggestion.code)}</code>" if suggestion.code else "")
             + "</li>"
             for suggestion in post_mortem.suggestions

@@ -127,6 +127,7 @@ _RESULTS = Suggestion(
     "results.append(output.cpu())",
     0,
     False,
+    ("precision",),
 )
 _PARTS_OF_DATA = Suggestion(
     "Make the tensors smaller, such as by going through the data in parts, or keep the numbers in 16 bits.",
@@ -141,7 +142,8 @@ def _less_of_model(tape: Tape, rows: Rows, evidence: Evidence | None) -> Suggest
     is_long = not is_short(tape, rows, Category.PARAMETER)
     state = evidence.state if evidence is not None else State.UNKNOWN
     if _evaluates(tape, rows) or _has_only_evaluated(tape, evidence) or _trains_little(tape, rows, evidence):
-        return Suggestion("Keep the weights in 16 bits.", _IN_16_BITS, 0, False) if is_long else None
+        text = "Keep the weights in 16 bits."
+        return Suggestion(text, _IN_16_BITS, 0, False, ("precision",)) if is_long else None
     if (tape.category == Category.OPTIMIZER_STATE).any() or tape.phase[-1] == Phase.OPTIMIZER:
         state = State.KEPT
     elif tape.step[-1] > 1:
@@ -150,14 +152,18 @@ def _less_of_model(tape: Tape, rows: Rows, evidence: Evidence | None) -> Suggest
     if state is State.KEPT:
         text = "Use an optimizer with less state, such as SGD, Adafactor or 8-bit Adam"
         code = "torch.optim.SGD(model.parameters(), lr=lr)"
-        return Suggestion(f"{text}, or weights in 16 bits." if is_long else f"{text}.", code, 0, False)
+        if is_long:
+            return Suggestion(f"{text}, or weights in 16 bits.", code, 0, False, ("optimizer", "precision"))
+        return Suggestion(f"{text}.", code, 0, False, ("optimizer",))
     fewer = "train fewer of them: freeze layers, or add LoRA to them"
     if state is State.UNKNOWN:
         fewer = f"{fewer}. An optimizer with less state lowers what the first update adds"
     if is_long:
-        return Suggestion(f"Keep the weights in 16 bits, or {fewer}.", _IN_16_BITS, 0, False)
+        text = f"Keep the weights in 16 bits, or {fewer}."
+        return Suggestion(text, _IN_16_BITS, 0, False, ("precision", "frozen", "lora"))
     text = fewer.replace("fewer of them", "fewer weights")
-    return Suggestion(f"{text[0].upper()}{text[1:]}.", "layer.requires_grad_(False)", 0, False)
+    code = "layer.requires_grad_(False)"
+    return Suggestion(f"{text[0].upper()}{text[1:]}.", code, 0, False, ("frozen", "lora"))
 
 
 _IN_16_BITS = "model.to(torch.bfloat16)"
@@ -165,13 +171,15 @@ _IN_16_BITS = "model.to(torch.bfloat16)"
 
 def _smaller_batch(tape: Tape, rows: Rows) -> Suggestion:
     """Return the suggestion for tensors of the batch: what lowers them and is not in use in the run."""
-    ways = ["take a smaller batch or micro-batches"]
+    ways, knobs = ["take a smaller batch or micro-batches"], ["batch", "accumulation"]
     if not recomputes(tape):
         ways.append("checkpoint the activations")
+        knobs.append("checkpoint")
     if not is_short(tape, rows, Category.ACTIVATION):
         ways.append("train in mixed precision")
+        knobs.append("precision")
     text = f"{', '.join(ways[:-1])}{',' * (len(ways) > 2)} or {ways[-1]}" if len(ways) > 1 else ways[0]
-    return Suggestion(f"{text[0].upper()}{text[1:]}.", "", 0, False)
+    return Suggestion(f"{text[0].upper()}{text[1:]}.", "", 0, False, tuple(knobs))
 
 
 def _larger_than_before(tape: Tape) -> Suggestion | None:
@@ -297,7 +305,7 @@ def _foreach(tape: Tape, rows: Rows) -> Suggestion | None:
     text = "Update one weight after the other: the temporaries of the foreach update take as much as all weights."
     size = int(block_bytes(tape)[chosen].sum())
     code = 'for group in optimizer.param_groups:\n    group["foreach"] = False  # or in its constructor: foreach=False'
-    return Suggestion(text, code, size, fits_without(tape, chosen.tolist()))
+    return Suggestion(text, code, size, fits_without(tape, chosen.tolist()), ("update",))
 
 
 def _dominating(tape: Tape, rows: Rows, sizes: Rows) -> Suggestion | None:

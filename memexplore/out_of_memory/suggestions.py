@@ -70,7 +70,7 @@ def _expandable(tape: Tape) -> Suggestion:
     text = "Let segments grow, so that gaps between blocks are used: set this before torch is imported."
     if continuation(tape) is None:
         text += " What the program asks for next is not part of the replay."
-    return Suggestion(text, _EXPANDABLE, 0, True)
+    return Suggestion(text, _EXPANDABLE, 0, True, ("settings",))
 
 
 def _higher_limit(tape: Tape) -> Suggestion:

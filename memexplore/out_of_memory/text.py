@@ -35,7 +35,8 @@ def text(post_mortem: PostMortem) -> str:
         for number, suggestion in enumerate(post_mortem.suggestions, 1):
             frees = f" It saves {size_text(suggestion.frees)}." if suggestion.frees else ""
             fits = " The request then fits (replayed)." if suggestion.fits else ""
-            lines.append(f"  {number}. {suggestion.text}{frees}{fits}")
+            costs = f" {suggestion.costs}" if suggestion.costs else ""
+            lines.append(f"  {number}. {suggestion.text}{frees}{fits}{costs}")
             if suggestion.code:
                 lines += [f"     {line}" for line in suggestion.code.splitlines()]
     return "\n".join(lines)

@@ -95,6 +95,9 @@ def test_what_a_run_uses_is_not_suggested() -> None:
     texts = [one.text for one in found.suggestions]
     assert "Take a smaller batch or micro-batches." in texts
     assert not any("checkpoint" in text or "mixed precision" in text for text in texts)
+    costs = "batch (noisier gradients), accumulation (equal results but for batch norm, a little slower)"
+    for page in (found.text, found._repr_html_()):
+        assert f"It costs: {costs}." in page
 
 
 def test_a_forward_pass_without_gradients_is_not_to_be_checkpointed() -> None:

@@ -64,6 +64,18 @@ def test_flops_are_those_of_the_matrix_products_of_one_step():
     assert run(step_of()).cost.flops == 2 * one + 2 * one + 1 * one
 
 
+def test_a_checkpointed_step_computes_up_to_a_third_more():
+    step = Step(
+        lambda: nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(16))),
+        (torch.zeros(8, 64), torch.zeros(8, 64)),
+        loss=squares,
+    )
+    # A backward pass is twice a forward pass, but for the input of the first layer, and each block runs forward once
+    # more at most.
+    more = run(step, Knobs(checkpoint="every 1")).cost.flops / run(step).cost.flops
+    assert 1.3 < more < 4 / 3 + 0.02
+
+
 def test_slower_gpu_takes_longer():
     cost = run(step_of(batch=4096)).cost
     assert cost.seconds(catalogue.find("T4")) > cost.seconds(catalogue.find("H100-SXM"))

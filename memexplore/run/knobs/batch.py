@@ -20,6 +20,7 @@ class BatchKnob(Knob):
     """Samples of a step, of all its micro-batches together; on several GPUs of each."""
 
     name = "batch"
+    costs = "noisier gradients"
     values = Number()
     place = 40
     group = Group.BATCH

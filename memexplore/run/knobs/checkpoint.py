@@ -75,6 +75,7 @@ class CheckpointKnob(Knob):
     """
 
     name = "checkpoint"
+    costs = "equal results, up to a third slower"
     values = CheckpointValues()
     place = 20
     group = Group.MODEL

@@ -40,6 +40,7 @@ class DropoutKnob(Knob):
     """Dropout does nothing, as in evaluation mode: by modules, by functions, in attention and in recurrent layers."""
 
     name = "dropout"
+    costs = "another training"
     values = OneOf(Dropout)
     place = 125
     group = Group.MODEL

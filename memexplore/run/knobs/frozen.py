@@ -26,6 +26,7 @@ class FrozenKnob(Knob):
     """Layers whose weights do not train, with all layers below them; the empty name is the whole model."""
 
     name = "frozen"
+    costs = "another training, faster"
     values = LayerNames()
     place = 130
     group = Group.LAYERS

@@ -33,6 +33,7 @@ class FsdpOffloadKnob(Knob):
     """`CPUOffloadPolicy` of FSDP2: shards of parameters, gradients and optimizer state wait on the CPU."""
 
     name, word = "fsdp_offload", "FSDP offload"
+    costs = "equal results, slower"
     values = OneOf(FsdpOffload)
     place = 220
     group = Group.SEVERAL_GPUS

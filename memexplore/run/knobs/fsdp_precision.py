@@ -34,6 +34,7 @@ class FsdpPrecisionKnob(Knob):
     """`MixedPrecisionPolicy` of FSDP2: the type of gathered parameters and of reduced gradients."""
 
     name, word = "fsdp_precision", "FSDP precision"
+    costs = "other rounding, less communication"
     values = OneOf(FsdpPrecision)
     place = 210
     group = Group.SEVERAL_GPUS

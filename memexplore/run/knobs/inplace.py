@@ -30,6 +30,7 @@ class InPlaceKnob(Knob):
     """Activation functions overwrite their input, wherever nothing reads it again, or nowhere."""
 
     name, word = "inplace", "in place"
+    costs = "equal results"
     values = OneOf(InPlace)
     place = 10
     group = Group.MODEL

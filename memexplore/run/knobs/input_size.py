@@ -22,6 +22,7 @@ class InputSizeKnob(Knob):
     """Height and width of images, or length of sequences."""
 
     name = "input_size"
+    costs = "other data"
     values = Number()
     place = 90
     group = Group.BATCH

@@ -130,6 +130,8 @@ class Knob:
     """The name of its file, and its keyword in `Knobs`."""
     word: ClassVar[str] = ""
     """Its name in texts where that is not the name with spaces, such as "LoRA"."""
+    costs: ClassVar[str] = ""
+    """What it costs, as a clause: whether results stay equal, and time. Empty for what is no change of a training."""
     values: ClassVar[Values]
     place: ClassVar[int]
     """Where a setting names it, in ascending order."""

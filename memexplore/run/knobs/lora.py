@@ -55,6 +55,7 @@ class LoraKnob(Knob):
     """Linear layers with low-rank adapters (LoRA), which train instead of the weights; the empty name is the model."""
 
     name, word = "lora", "LoRA"
+    costs = "another training, faster"
     values = LayerNames("; the rank is lora_rank=")
     place = 140
     group = Group.LAYERS

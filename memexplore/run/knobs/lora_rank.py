@@ -16,6 +16,7 @@ class LoraRankKnob(Knob):
     """The rank of the adapters of `lora`."""
 
     name, word = "lora_rank", "LoRA rank"
+    costs = "another training"
     part_of = "lora"
     values = Number(8)
     place = 150

@@ -31,6 +31,7 @@ class MemoryFormatKnob(Knob):
     """The order of the dimensions of images and of the weights of convolutions in memory."""
 
     name = "memory_format"
+    costs = "equal results but for rounding"
     values = OneOf(MemoryFormat)
     place = 100
     group = Group.MODEL

@@ -30,6 +30,7 @@ class ModeKnob(Knob):
     """Whether the step trains, or only runs forward with `eval()` and `no_grad()`."""
 
     name = "mode"
+    costs = "no training"
     values = OneOf(Mode)
     place = 120
     group = Group.MODEL

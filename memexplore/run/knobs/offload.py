@@ -37,6 +37,7 @@ class OffloadKnob(Knob):
     """Tensors that are saved for the backward pass wait on the CPU (`torch.autograd.graph.save_on_cpu`)."""
 
     name = "offload"
+    costs = "equal results, several times slower"
     values = OneOf(Offload)
     place = 110
     group = Group.MODEL

@@ -43,6 +43,7 @@ class OptimizerKnob(Knob):
     """The optimizer that updates the weights, with default arguments."""
 
     name = "optimizer"
+    costs = "another training"
     values = OneOf(Optimizer)
     place = 60
     group = Group.OPTIMIZER

@@ -61,6 +61,7 @@ class PrecisionKnob(Knob):
     """Autocast to fp16 (with a `GradScaler`) or bf16, no autocast, or everything in bf16 without fp32 weights."""
 
     name = "precision"
+    costs = "other rounding, mostly faster"
     values = OneOf(Precision)
     place = 30
     group = Group.MODEL

@@ -46,6 +46,7 @@ class SettingsKnob(Knob):
     """
 
     name = "settings"
+    costs = "equal results"
     values = Text("max_split_size_mb:128", Settings.parse, "a text such as `expandable_segments:True`")
     place = 160
     group = Group.GPU

@@ -51,6 +51,7 @@ class StrategyKnob(Knob):
     """
 
     name = "strategy"
+    costs = "equal results, other communication"
     values = OneOf(Strategy)
     place = 190
     group = Group.SEVERAL_GPUS

@@ -37,6 +37,7 @@ class TensorParallelKnob(Knob):
     """The number of GPUs that share each layer of a model with a plan (`tp_plan`, as in transformers)."""
 
     name = "tensor_parallel"
+    costs = "equal results but for rounding, more communication"
     values = Number()
     place = 200
     group = Group.SEVERAL_GPUS

@@ -45,6 +45,7 @@ class UpdateKnob(Knob):
     """How the optimizer goes over the parameters: all at once, one by one, or each in the backward pass."""
 
     name = "update"
+    costs = "equal results, slower where it goes over one tensor at a time"
     values = OneOf(Update)
     place = 70
     group = Group.OPTIMIZER

@@ -23,6 +23,7 @@ class ZeroGradKnob(Knob):
     """What `zero_grad` does with the gradients: it frees them, or fills them with zeros."""
 
     name = "zero_grad"
+    costs = "equal results"
     values = OneOf(ZeroGrad)
     place = 80
     group = Group.OPTIMIZER
