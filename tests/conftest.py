@@ -336,6 +336,7 @@ def unfrozen_objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(gc, "get_freeze_count", _count_frozen)
     gc.unfreeze()
     yield
+    gc.collect()
     gc.freeze()
 
 

@@ -13,7 +13,7 @@
   or the cell. `model_pickler`: models as they were before they were watched.
 - `reasons` and `shapes`: why a peak rose. `leaks` and `holders`: memory that keeps rising, and who holds it. `notes`:
   what is not measured, as sentences.
-- `optimizers`: which optimizers end steps; `optimizer_repeats`: rows of updates that repeat.
+- `optimizers`: which optimizers end steps.
 - `layer_meter`, `hook_cost`: layers in light steps.
 - `storages_at_start`, `unseen_requests`, `compiled`: what a recorded step cannot see by itself.
 - `parts`: micro-batches. `rank_folder`: the folder of this rank.

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from memexplore.analysis.curves import peak
-from memexplore.live.optimizer_repeats import OptimizerRepeats, Repeat, complete
 from memexplore.live.storages_at_start import StoragesAtStart
 from memexplore.live.unseen_requests import joined
 from memexplore.recorder import cuda, earlier_blocks, endings, tape_builder
@@ -112,12 +111,9 @@ class Recording:
         virtual: VirtualGpu | None,
         device: torch.device,
         at_start: StoragesAtStart | None = None,
-        repeats: OptimizerRepeats | None = None,
     ) -> None:
-        """`at_start` has the storages that are older than the watched run, `repeats` its recorded optimizer steps."""
+        """`at_start` has the storages that are older than the watched run."""
         self.step = step
-        self._repeats = repeats if virtual is None and device.type == "cpu" else None
-        self._repeated: list[Repeat] = []
         self._at_start = at_start
         self._virtual = virtual
         self.recorder: Any
@@ -185,33 +181,9 @@ class Recording:
 
         Return whether the recording goes on: after many `calls` not, where a step may have ended unseen.
         """
-        self._see_ops()
         if self.recorder.kept:
             self.recorder.are_inputs((args, kwargs or {}))
         return calls < MOST_CALLS or self._virtual is not None or not compiler_is_used()
-
-    def optimizer_begins(self, optimizer: torch.optim.Optimizer, frame: Any, args: Any, kwargs: Any) -> None:
-        """Note that an optimizer is about to step; `frame` calls it with some arguments."""
-        self._see_ops()
-        self.recorder.optimizer_begins(optimizer, frame)
-        if self._repeats is not None and self._repeats.begin(self.recorder, self.mode, optimizer, args, kwargs):
-            remove(self.mode)
-
-    def optimizer_ends(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note that an optimizer has stepped."""
-        self._see_ops()
-        if self._repeats is not None:
-            repeat = self._repeats.end(self.recorder, optimizer)
-            if repeat is not None:
-                self._repeated.append(repeat)
-        self.recorder.optimizer_ends(optimizer)
-
-    def _see_ops(self) -> None:
-        """Let the mode of a CPU see ops again after a step of an optimizer, also after a step that raised."""
-        if self._repeats is not None and self.is_of_this_thread:
-            modes = dispatch_mode_stack()
-            if not any(other is self.mode for other in modes):
-                set_dispatch_modes([self.mode, *modes])
 
     def begin_at_failure(self) -> None:
         """Begin when the step has failed already: the tape then has what is allocated now."""
@@ -226,7 +198,6 @@ class Recording:
         if self._virtual is not None:
             self._watch.__exit__(None, None, None)
         else:
-            self._see_ops()
             highest_last(self.mode)
             self.mode.__exit__(None, None, None)
         if self._history is not None:
@@ -327,7 +298,6 @@ class Recording:
         return len(self.recorder.events) if self._tape is None else len(self._tape)
 
     def _build(self) -> Tape:
-        complete(self.recorder, self._repeated)
         tape = tape_builder.build(self.recorder, self._meta)
         if tape.meta.capacity is not None:
             tape = tape.replace(meta=tape.meta._replace(trained_on_cpu=self.recorder.training.models(tape)))

@@ -24,7 +24,6 @@ from memexplore.live.compiled import leave_own_code_alone
 from memexplore.live.counters import counters_of
 from memexplore.live.live import Live, Overhead, State
 from memexplore.live.noted_calls import noting_calls, noting_skips
-from memexplore.live.optimizer_repeats import OptimizerRepeats
 from memexplore.live.optimizers import several, unwrapped
 from memexplore.live.rank_folder import writer_of
 from memexplore.live.recording import Recording
@@ -398,12 +397,11 @@ def watch(
         counters = counters_of(chosen)
 
         at_start = StoragesAtStart() if active() is not None else None
-        repeats = OptimizerRepeats()
 
         def record(step: int) -> Recording:
             virtual = active()
             device = torch.device("cpu" if virtual is not None else counters.device)
-            return Recording(step, virtual, device, at_start, repeats)
+            return Recording(step, virtual, device, at_start)
 
         # On a virtual GPU compiled code runs eagerly.
         hides_modules = active() is None

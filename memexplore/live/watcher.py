@@ -215,7 +215,7 @@ class Watcher:
         try:
             self._in_backward = current_autograd_node() is not None or is_inside_compiled()
             if self.recording is not None:
-                self.recording.optimizer_begins(optimizer, stacks.caller(2), args, kwargs)
+                self.recording.recorder.optimizer_begins(optimizer, stacks.caller(2))
         except Exception as error:
             self._fail(error)
 
@@ -224,7 +224,7 @@ class Watcher:
         try:
             self.optimizer_calls += 1
             if self.recording is not None:
-                self.recording.optimizer_ends(optimizer)
+                self.recording.recorder.optimizer_ends(optimizer)
             if self._optimizers.end_steps(optimizer):
                 self._optimizers.note_state(optimizer)
                 self._optimizer_done(id(optimizer))

@@ -34,6 +34,7 @@ def found(tensor: torch.Tensor) -> list[str]:
     return holders([storages], seconds=60)
 
 
+@pytest.mark.usefixtures("unfrozen_objects")
 def test_a_global_variable_is_named_with_the_line_that_stores_in_it():
     KEPT["last"] = torch.ones(1000)
     storages = [KEPT["last"].untyped_storage()]
