@@ -134,7 +134,8 @@ class Tags:
         present = (id(optimizer.state), count)
         if self._tagged_states.get(optimizer) == present:
             return
-        self._tagged_states[optimizer] = present
+        # The lists of LBFGS get other tensors in each step.
+        self._tagged_states[optimizer] = None if _has_lists(optimizer) else present
         for key, value in _state_tensors(optimizer):
             self._tag_state_of(key, value)
 
@@ -192,12 +193,24 @@ class Tags:
         return otherwise if ref is None else self.owners.get(self._open_rows.get(ref.address, -1), otherwise)
 
 
-def _state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Any, torch.Tensor]]:
-    """Yield each tensor of an optimizer's state, after its key there, which usually is a parameter."""
+def _states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Any, Any]]:
+    """Yield each value of an optimizer's state, after its key there, which usually is a parameter."""
     for key, state in optimizer.state.items():
         # Optimizers of other people keep numbers beside the dictionaries of the parameters.
         if isinstance(state, dict):
-            yield from ((key, value) for value in state.values() if isinstance(value, torch.Tensor))
+            yield from ((key, value) for value in state.values())
+
+
+def _has_lists(optimizer: torch.optim.Optimizer) -> bool:
+    return any(isinstance(value, LISTS) for _, value in _states(optimizer))
+
+
+def _state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Any, torch.Tensor]]:
+    """Yield each tensor of an optimizer's state, those in lists too, after its key there."""
+    for key, state in _states(optimizer):
+        for value in state if isinstance(state, LISTS) else (state,):
+            if isinstance(value, torch.Tensor):
+                yield key, value
 
 
 def _listed(names: list[str]) -> str:

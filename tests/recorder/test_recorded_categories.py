@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import memexplore as mx
+from memexplore.analysis.curves import category_bytes
 from memexplore.tape import Category, Phase, Tape
 from tests.recorder.recorded_steps import block_sizes, rows_of
 
@@ -43,6 +44,34 @@ def test_an_optimizer_may_keep_a_number_beside_the_states_of_parameters():
 
     # The sum of squared gradients of 100 weights.
     assert block_sizes(mx.simulate(run), Category.OPTIMIZER_STATE) == [400]
+
+
+def test_the_history_of_lbfgs_is_state_of_the_optimizer():
+    made: list[torch.optim.LBFGS] = []
+
+    def run() -> None:
+        model = nn.Linear(100, 1, bias=False).cuda()
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2, history_size=2)
+        batch = torch.ones(1, 100, device="cuda")
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(batch).square().sum()
+            loss.backward()
+            return loss
+
+        for _ in range(4):
+            optimizer.step(closure)
+        made.append(optimizer)
+
+    tape = mx.simulate(run)
+    [state] = made[0].state.values()
+    kept = [*state["old_dirs"], *state["old_stps"], *state["ro"], *state["al"]]
+    kept += [state[name] for name in ("d", "prev_flat_grad", "H_diag")]
+    # 2 steps of history with 2 vectors of 100 numbers and 2 numbers each, 2 more vectors and a number; each block is
+    # rounded up to 512 bytes.
+    assert len({tensor.untyped_storage().data_ptr() for tensor in kept if tensor is not None}) == 2 * 4 + 3
+    assert category_bytes(tape, len(tape) - 1)[Category.OPTIMIZER_STATE] == 512 * 11
 
 
 def test_without_gradients_nothing_is_an_activation():
