@@ -134,7 +134,8 @@ def _of_variable(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence
     # What a recorded program has made itself may wait for a later line.
     is_recorded = NOTE not in tape.meta.notes
     if is_recorded and not is_beside and np.all(tape.action[rows] == Action.PREEXISTING):
-        not_in_use = [row for row in rows if row not in _weights_in_use(tape)]
+        in_use = _weights_in_use(tape, evidence)
+        not_in_use = [row for row in rows if row not in in_use]
         # Data may be used in each step.
         is_data = not has_graph and not np.any(np.isin(tape.category[rows], OF_MODEL))
         return _group(tape, WhyHeld.NOT_REACHED if is_data else WhyHeld.BEFORE, holder.name, not_in_use)
@@ -185,12 +186,24 @@ def _is_copy_of_weights(tape: Tape, row: int, evidence: Evidence) -> bool:
     return tape.category[row] in OF_MODEL and int(tape.address[row]) not in evidence.of_models
 
 
+def _weights_in_use(tape: Tape, evidence: Evidence) -> set[int]:
+    """Return the weights of the layers that were called.
+
+    A model that was not called may have layers of the same names, as that of an earlier fold: where the failing call
+    reaches weights of a name, or the program has made some, these are the ones that were called.
+    """
+    called = _weights_called(tape)
+    own = {row for row in called if tape.action[row] == Action.ALLOC or int(tape.address[row]) in evidence.needed}
+    of_own = {int(tape.module[row]) for row in own}
+    return own | {row for row in called if int(tape.module[row]) not in of_own}
+
+
 @cached_by_tape
-def _weights_in_use(tape: Tape) -> frozenset[int]:
-    """Return the weights of the layers that were called."""
+def _weights_called(tape: Tape) -> tuple[int, ...]:
+    """Return the weights of all layers with the names of those that were called."""
     called = np.unique(tape.module[tape.phase == Phase.FORWARD])
     is_weight = np.isin(tape.category, (Category.PARAMETER, Category.BUFFER)) & np.isin(tape.module, called)
-    return frozenset(np.flatnonzero(is_weight & (tape.module >= 0)).tolist())
+    return tuple(np.flatnonzero(is_weight & (tape.module >= 0)).tolist())
 
 
 _BY_USE = {

@@ -82,3 +82,42 @@ def test_a_model_in_its_backward_pass_is_not_to_be_deleted(on_gpu: Shell, found:
     )
     assert len(found) == 1
     assert "model" not in [group.holder for group in found[0].held], found[0].text
+
+
+MODELS = (
+    "def mlp(): return torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(3)]).cuda()\n"
+    "def train():\n    model(torch.zeros(8, 2048, device='cuda')).sum().backward()\n    optimizer.step()"
+)
+MAKE = "model = mlp()\noptimizer = torch.optim.Adam(model.parameters(), foreach=False)"
+
+
+@pytest.mark.parametrize("cells", [[f"{MAKE}\ntrain()"], [MAKE, "train()"]])
+def test_a_model_of_an_earlier_cell_is_not_the_present_one_with_the_same_names(
+    on_gpu: Shell, found: list[PostMortem], cells: list[str]
+) -> None:
+    on_gpu.run(MODELS)
+    on_gpu.run("first = mlp()\nfirst(torch.zeros(8, 2048, device='cuda')).sum().item()")
+    for cell in cells:
+        on_gpu.run(cell)
+    assert found[0].cause is Cause.HELD, found[0].text
+    # Three layers of 2048 × 2048 weights and 2048 biases.
+    assert [(each.what, each.holder, each.size) for each in found[0].held] == [
+        (WhyHeld.BEFORE, "first", 3 * 2049 * 2048 * 4)
+    ]
+    assert found[0].suggestions[0].code == "del first"
+
+
+def test_models_of_earlier_cells_with_the_same_names_may_be_used_in_turn(
+    on_gpu: Shell, found: list[PostMortem]
+) -> None:
+    on_gpu.run(MODELS)
+    for name in ("teacher", "student"):
+        on_gpu.run(f"{name} = mlp()\n{name}(torch.zeros(8, 2048, device='cuda')).sum().item()")
+    on_gpu.run(
+        "for size in (8, 8, 16384):\n"
+        "    batch = torch.zeros(size, 2048, device='cuda')\n"
+        "    with torch.no_grad():\n        wanted = teacher(batch[:8])\n"
+        "    student(batch).sum().backward()"
+    )
+    assert found[0].cause is Cause.TOO_MUCH, found[0].text
+    assert "teacher" not in [group.holder for group in found[0].held], found[0].text
