@@ -27,7 +27,7 @@ _SHARE = 0.1
 """Share of what grows, and of all that a variable keeps, from which the variable is named."""
 _MOST_ATTRIBUTES = 3
 """Attributes of a variable that are named."""
-_SCALAR = 8
+SCALAR = 8
 """Bytes of a number."""
 _LASTING = (
     Category.PARAMETER,
@@ -147,7 +147,7 @@ def _of_variable(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence
     grows = group is not None and any(_is_most(tape, group, repeated) for repeated in (of_calls, several))
     grows = grows and not _of_few_backward_passes(tape, computed)
     direct = [row for row in rows if int(tape.address[row]) not in holder.in_graph]
-    is_loss = bool(np.all(tape.size[direct] <= _SCALAR))
+    is_loss = bool(np.all(tape.size[direct] <= SCALAR))
     if grows and group is not None and (holder.is_container or has_graph):
         if several == computed:
             # One call may keep several blocks of a place, such as a copy of all weights.

@@ -11,7 +11,7 @@ from memexplore.out_of_memory.continuation import continuation
 from memexplore.out_of_memory.counterfactual import alive, bytes_of, fits_without
 from memexplore.out_of_memory.cures import CURES, GRADIENT, cure_of
 from memexplore.out_of_memory.evidence_types import Evidence
-from memexplore.out_of_memory.held import LAST_ERROR, went_backward
+from memexplore.out_of_memory.held import LAST_ERROR, SCALAR, went_backward
 from memexplore.out_of_memory.held_types import HeldGroup, WhyHeld
 from memexplore.out_of_memory.needs import ever_longer, of_need
 from memexplore.out_of_memory.processes import MOST_PROCESSES, named_processes
@@ -34,7 +34,7 @@ def suggestions(tape: Tape, finding: Finding, evidence: Evidence | None) -> tupl
     least = _LITTLE * block_bytes(tape)[alive(tape)].sum()
     groups = [group for number, group in enumerate(finding.held) if group.size >= least or (cures and not number)]
     result += [
-        (_of_library(tape, group, evidence) or _of_group(tape, group))._replace(
+        (_of_library(tape, group, evidence) or _of_group(tape, group, evidence))._replace(
             fits=cures and group.rows == finding.held[0].rows
         )
         for group in groups
@@ -48,7 +48,7 @@ def suggestions(tape: Tape, finding: Finding, evidence: Evidence | None) -> tupl
     for group in sorted(finding.not_reached, key=lambda group: group.size):
         if group.size >= least:
             waits = not is_building and _is_model(tape, group)
-            unused = (_of_waiting(group) if waits else _of_group(tape, group))._replace(
+            unused = (_of_waiting(group) if waits else _of_group(tape, group, evidence))._replace(
                 fits=group.size >= finding.missing and fits_without(tape, group.rows)
             )
             is_first = is_building or (waits and unused.fits)
@@ -121,16 +121,16 @@ def _of_library(tape: Tape, group: HeldGroup, evidence: Evidence | None) -> Sugg
     return Suggestion(cure.text.format(holder="`, `".join(names)), cure.code, group.size, False)
 
 
-def _of_group(tape: Tape, group: HeldGroup) -> Suggestion:
+def _of_group(tape: Tape, group: HeldGroup, evidence: Evidence | None) -> Suggestion:
     variables = ", ".join(variable for variable in group.holder.split(", ") if variable != LAST_ERROR) or group.holder
     if variables != group.holder:
-        alone = _of_group(tape, group._replace(holder=variables))
+        alone = _of_group(tape, group._replace(holder=variables), evidence)
         text = f"{alone.text} The frames of the earlier error hold it too: free both."
         return alone._replace(text=text, code=f"%memoom free\n{alone.code}")
     names = group.holder.replace(", ", "`, `")
     loss = "loss" if group.is_container else group.holder.split(", ")[0]
     text, code = {
-        WhyHeld.GROWS: _of_growing(tape, group),
+        WhyHeld.GROWS: _of_growing(tape, group, evidence),
         WhyHeld.SUMMED_GRAPHS: (
             f"Call backward on each loss, and keep numbers (`.item()`) in `{names}`: gradients add up from zero_grad "
             "on, and each graph is freed.",
@@ -240,7 +240,7 @@ def _of_idle(group: HeldGroup, names: str) -> tuple[str, str]:
     return text, f"{group.holder}.requires_grad_(False)  # or: with torch.no_grad(): around its call"
 
 
-def _of_growing(tape: Tape, group: HeldGroup) -> tuple[str, str]:
+def _of_growing(tape: Tape, group: HeldGroup, evidence: Evidence | None) -> tuple[str, str]:
     name = group.holder.replace(", ", "`, `")
     if not name:
         return (
@@ -257,9 +257,27 @@ def _of_growing(tape: Tape, group: HeldGroup) -> tuple[str, str]:
             f"`{name}` {keep} the models of earlier rounds: keep the numbers that you need, or move each model to the "
         )
         return f"{text}CPU when its round ends, and let go of its optimizer.", "model.cpu()"
-    if np.any(tape.category[rows] == Category.ACTIVATION) and not went_backward(tape, [min(rows)]):
+    own, in_graph = _kept(tape, group, evidence)
+    if in_graph and not went_backward(tape, [min(rows)]):
         kept, premise = f"{kept} with their graphs", "if no backward pass needs them together, "
+    if own and np.all(tape.size[own] <= SCALAR):
+        return f"{kept}: {premise}keep numbers without a graph (`.item()`).", "value.item()"
     return (
         f"{kept}: {premise}keep copies without a graph on the CPU, or the numbers that you need.",
         "value.detach().cpu()",
     )
+
+
+def _kept(tape: Tape, group: HeldGroup, evidence: Evidence | None) -> tuple[list[int], list[int]]:
+    """Return the blocks that the variables with most of a group have themselves, and those that their graphs keep."""
+    holders = (*evidence.holders, *evidence.in_use) if evidence is not None else ()
+    at = {int(tape.address[row]): row for row in group.rows}
+    own: set[int] = set()
+    in_graph: set[int] = set()
+    for holder in holders:
+        blocks = holder.addresses & at.keys()
+        if 2 * bytes_of(tape, [at[address] for address in blocks]) > group.size:
+            own |= holder.addresses - holder.in_graph
+            in_graph |= blocks & holder.in_graph
+    row_at = {int(tape.address[row]): int(row) for row in alive(tape)}
+    return [row_at[address] for address in own & row_at.keys()], [at[address] for address in in_graph]

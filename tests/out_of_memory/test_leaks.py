@@ -421,3 +421,45 @@ for batch in (256, 256, 256, 256, 256, 256, 4096):
     # Weights and two states of four layers of 4 MiB: 48 MiB for each model without gradients, 192 in all.
     assert found.cause is Cause.TOO_MUCH, found.text
     assert not found.held, found.text
+
+
+@pytest.mark.parametrize(
+    ("kept", "suggested", "change"),
+    [
+        ("loss", "value.item()", "loss.item()"),
+        ("(loss, y)", "value.detach().cpu()", "(loss.detach().cpu(), y.detach().cpu())"),
+    ],
+)
+def test_losses_that_are_kept_after_their_backward_pass_are_to_be_numbers(
+    kept: str, suggested: str, change: str
+) -> None:
+    source = f"""{MLP}
+model, losses = mlp(), []
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(60):
+    y = model(torch.randn(1024, 1024, device="cuda"))
+    loss = y.square().mean()
+    loss.backward(retain_graph=True)
+    losses.append({kept})
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    found = post_mortem(source, "256MiB")
+    assert found.cause is Cause.LEAK, found.text
+    assert [found.suggestions[0].code, found.suggestions[0].fits] == [suggested, True], found.text
+    assert run(source.replace(f"append({kept})", f"append({change})"), "256MiB")[1] is None
+
+
+@pytest.mark.parametrize(("kept", "has_graphs"), [("y", True), ("y.detach()", False)])
+def test_only_results_that_have_graphs_are_said_to_have_them(kept: str, has_graphs: bool) -> None:
+    found = post_mortem(
+        f"""{MLP}
+model, results = mlp(), []
+for _ in range(60):
+    y = model(torch.randn(1024, 1024, device="cuda"))
+    results.append({kept})
+""",
+        "256MiB",
+    )
+    of_results = [each.text for each in found.suggestions if each.text.startswith("`results` keeps tensors")]
+    assert ["with their graphs" in text for text in of_results] == [has_graphs], found.text
