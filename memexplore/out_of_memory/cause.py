@@ -13,7 +13,7 @@ from memexplore.out_of_memory import counterfactual
 from memexplore.out_of_memory.continuation import continuation
 from memexplore.out_of_memory.evidence_types import Evidence
 from memexplore.out_of_memory.held import held_groups
-from memexplore.out_of_memory.held_types import GROWING, WITHOUT_BACKWARD, HeldGroup, WhyHeld
+from memexplore.out_of_memory.held_types import GROWING, MAYBE_READ, WITHOUT_BACKWARD, HeldGroup, WhyHeld
 from memexplore.tape import Phase, Tape
 from memexplore.tape.process_limit import limited
 
@@ -74,8 +74,8 @@ def finding(tape: Tape, evidence: Evidence | None) -> Finding:
     forward or backward pass.
     """
     found = held_groups(tape, evidence)
-    groups = [group for group in found if group.what is not WhyHeld.NOT_REACHED]
-    not_reached = tuple(group for group in found if group.what is WhyHeld.NOT_REACHED)
+    groups = [group for group in found if group.what not in MAYBE_READ]
+    not_reached = tuple(group for group in found if group.what in MAYBE_READ)
     others, processes = _others(tape, evidence)
     # The update goes on only if the rest of the optimizer's state fits too.
     to_come = evidence.state_to_come if evidence is not None else 0

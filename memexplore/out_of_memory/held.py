@@ -17,7 +17,7 @@ from memexplore.analysis.periods import periods
 from memexplore.out_of_memory.counterfactual import alive, bytes_of
 from memexplore.out_of_memory.evidence_types import Evidence, Holder, VariableUse
 from memexplore.out_of_memory.failure import NOTE
-from memexplore.out_of_memory.held_types import GROWING, OF_MODEL, WITHOUT_BACKWARD, HeldGroup, WhyHeld
+from memexplore.out_of_memory.held_types import GROWING, MAYBE_READ, OF_MODEL, WITHOUT_BACKWARD, HeldGroup, WhyHeld
 from memexplore.tape import Action, Category, Phase, Tape
 from memexplore.text.tensor_text import dtype_of, shape_of
 
@@ -177,8 +177,27 @@ def _of_variable(tape: Tape, holder: Holder, rows: list[int], evidence: Evidence
         trains = evidence.may_train or np.any(tape.phase == Phase.BACKWARD)
         idle = [row for row in direct if tape.category[row] in (Category.PARAMETER, Category.BUFFER)]
         return None if trains or evidence.building else _group(tape, WhyHeld.NOT_REACHED, holder.name, idle)
-    what = WhyHeld.OLD_VALUE if _is_made_again(tape, replaced) else WhyHeld.NOT_REACHED
+    what = WhyHeld.NOT_REACHED
+    if _is_made_again(tape, replaced):
+        is_of_model = computed or holder.is_model
+        what = WhyHeld.OLD_VALUE if is_of_model or not _collects(tape, replaced) else WhyHeld.COLLECTED
     return _group(tape, what, holder.name, replaced)
+
+
+def _collects(tape: Tape, rows: list[int]) -> bool:
+    """Return whether a container has a block of each of several calls of one place, the last call included.
+
+    The next call then adds to it, as to a list of folds, and replaces nothing. One call may make two blocks of a place,
+    such as values and indices.
+    """
+    places = _places(tape)
+    place, count = Counter(places[rows].tolist()).most_common(1)[0]
+    requests = np.flatnonzero(places[:-1] >= 0)
+    at_place = np.flatnonzero(places[requests] == place)
+    if not len(at_place) or int(requests[at_place[-1]]) not in rows:
+        return False
+    are_apart = bool(np.any(np.diff(at_place[-count:]) > 1))
+    return count >= _ALIKE or (count > 1 and are_apart)
 
 
 def _is_copy_of_weights(tape: Tape, row: int, evidence: Evidence) -> bool:
@@ -224,7 +243,7 @@ _ALONE = (
     WhyHeld.KEPT_ERROR,
     WhyHeld.HANDLED_ERROR,
     WhyHeld.BEFORE,
-    WhyHeld.NOT_REACHED,
+    *MAYBE_READ,
 )
 
 

@@ -42,6 +42,8 @@ class WhyHeld(enum.StrEnum):
     """A variable has a model, an optimizer or a graph that was there before the program or cell began."""
     NOT_REACHED = "not reached"
     """A variable has what the failing call does not use; whether it is read again is not known."""
+    COLLECTED = "collected"
+    """A container has what several calls outside of models have made, and the next call may add to it."""
     CYCLE = "reference cycle"
     """Only objects that refer to each other have it."""
     OWN_GRADIENT = "own gradient"
@@ -52,6 +54,8 @@ class WhyHeld(enum.StrEnum):
 
 GROWING = (WhyHeld.GROWS, WhyHeld.SUMMED_GRAPHS, WhyHeld.LONG_GRAPH)
 """What gets more with each period."""
+MAYBE_READ = (WhyHeld.NOT_REACHED, WhyHeld.COLLECTED)
+"""What is named, and is no cause."""
 WITHOUT_BACKWARD = (WhyHeld.NO_BACKWARD, WhyHeld.NO_OPTIMIZER)
 """Graphs that no backward pass needs."""
 OF_MODEL = (Category.PARAMETER, Category.BUFFER, Category.OPTIMIZER_STATE, Category.GRADIENT)

@@ -51,7 +51,8 @@ def suggestions(tape: Tape, finding: Finding, evidence: Evidence | None) -> tupl
             unused = (_of_waiting(group) if waits else _of_group(tape, group, evidence))._replace(
                 fits=group.size >= finding.missing and fits_without(tape, group.rows)
             )
-            is_first = is_building or (waits and unused.fits)
+            is_need = finding.cause is Cause.TOO_MUCH and (waits or group.what is WhyHeld.COLLECTED)
+            is_first = is_building or (is_need and unused.fits)
             result.insert(0 if is_first else len(result), unused)
     if finding.cause is Cause.TOO_MUCH and finding.fits_expandable:
         result.append(_expandable(tape))
@@ -163,6 +164,10 @@ def _of_group(tape: Tape, group: HeldGroup, evidence: Evidence | None) -> Sugges
         ),
         WhyHeld.BEFORE: _of_unused(group, names),
         WhyHeld.NOT_REACHED: _of_unused(group, names),
+        WhyHeld.COLLECTED: (
+            f"Keep what `{names}` collects on the CPU, and move each part to the GPU when it is used.",
+            "part = part.cpu()  # later: part.cuda()",
+        ),
         WhyHeld.OUTPUT: (
             f"Drop the notebook's output `{names}`, and end such a cell with a semicolon or assign its value.",
             "%memoom free --out",

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import memexplore
 from memexplore.out_of_memory.cause import Cause
+from memexplore.out_of_memory.held_types import WhyHeld
 from memexplore.out_of_memory.html import html
 from memexplore.out_of_memory.value import post_mortem
 from memexplore.recorder.recording import record
@@ -543,3 +544,44 @@ def test_a_model_of_which_the_failing_call_uses_nothing_is_to_wait_on_the_cpu() 
     first = found.suggestions[0]
     assert (first.code, first.fits) == ("self.encoder.cpu()", True), found.text
     assert cells.run(PIPELINE.format(between=first.code), "256MiB")[1] is None
+
+
+FOLDS = """
+def split(data, fold):
+    rows = torch.cat([torch.arange(fold), torch.arange(fold + 1, 8)]).cuda()
+    return data[rows], data[fold].clone()
+data, folds = torch.randn(8, 1 << 20, device="cuda"), []
+for fold in range(8):
+    folds.append(split(data, fold))
+for train, test in folds:
+    print(train.mean(), test.mean())
+"""
+
+
+# The data are 32 MiB and each fold as much: the third or the fourth does not fit any more.
+@pytest.mark.parametrize(("gpu", "collected"), [("120MiB", 2), ("150MiB", 3)])
+def test_a_list_that_is_being_filled_is_not_to_be_deleted(gpu: str, collected: int) -> None:
+    found = cells.post_mortem(FOLDS, gpu)
+    assert found.cause is Cause.TOO_MUCH, found.text
+    assert not any("del folds" in each.code for each in found.suggestions), found.text
+    first = found.suggestions[0]
+    assert first.text.startswith("Keep what `folds` collects on the CPU")
+    assert (first.frees, first.fits) == (collected << 25, True), found.text
+    followed = FOLDS.replace("data[rows], data[fold].clone()", "data[rows].cpu(), data[fold].cpu()")
+    assert cells.run(followed.replace("train.mean()", "train.cuda().mean()"), gpu)[1] is None
+
+
+def test_values_and_indices_of_an_earlier_call_are_no_list_that_is_being_filled() -> None:
+    found = cells.post_mortem(
+        """
+data = torch.randn(4, 1 << 20, device="cuda")
+def highest():
+    return (2 * data).cummax(0)
+for _ in range(3):
+    pair = highest()
+""",
+        "90MiB",
+    )
+    # The data are 16 MiB, and so are their doubles and the values; the indices are 32. That makes 80 MiB in the first
+    # call. In the second one, which still has the results of the first, the doubles fit and the values do not.
+    assert [(each.what, each.holder) for each in found.held] == [(WhyHeld.OLD_VALUE, "pair")], found.text
