@@ -6,7 +6,7 @@
 - `owners`: who has tensors that no variable reaches: library globals and reference cycles.
 - `continuation`: what would follow the failed request, as the last complete period shows it.
 - `counterfactual`, `cause`: a tape that ends out of memory, replayed under other conditions, and the cause.
-- `held`, `held_types`: memory that nothing needs any more.
+- `held`, `held_types`: memory that nothing needs any more; `ended_calls` tells what the running calls use.
 - `suggestions`, `needs`: the changes that give it back, or lower the need.
 - `cures`: what a library offers against what its own objects keep, by their class.
 - `untrained`, `optimizer_state`: facts for these.

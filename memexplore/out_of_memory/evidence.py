@@ -6,6 +6,7 @@ part. Every other tensor alive has a holder. Whether the code around the failing
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 import traceback
@@ -28,6 +29,8 @@ from memexplore.out_of_memory.objects import (
     items_of,
     module_of,
     of_kind,
+    own_buffers,
+    own_weights,
     parts_of,
     requires_gradient,
     stored,
@@ -35,7 +38,7 @@ from memexplore.out_of_memory.objects import (
 )
 from memexplore.out_of_memory.optimizer_state import bytes_of_weights, state_of, state_to_come
 from memexplore.out_of_memory.owners import owners
-from memexplore.out_of_memory.reach import Block, Reached, is_users_module, locals_of, reached_from
+from memexplore.out_of_memory.reach import Block, Reached, address_of, is_users_module, locals_of, reached_from
 from memexplore.out_of_memory.untrained import optimizers_in, untrained, without_update
 from memexplore.recorder.endings import class_name, links_to_out_of_memory
 from memexplore.tape import Phase
@@ -98,7 +101,10 @@ def _collected(
     variables: list[tuple[str, Any]] = []
     seen: set[str] = set()
     addresses = set(needed.blocks)
+    sizes = {address: block.size for address, block in needed.blocks.items()}
     of_models = _of_models(needed)
+    # The path begins with the number of its frame.
+    attributes = {address: path.partition(".")[2] for address, path in _attributes_of_layers(needed)}
     context = stored(error, BaseException, "__context__")
     handled = reached_from(context, end, needed.visited, data).blocks.keys()
     for name, use, value in _roots(error, program, shell):
@@ -109,7 +115,10 @@ def _collected(
         reached = reached_from(value, end, needed.visited, data)
         complete &= reached.complete
         addresses.update(reached.blocks)
+        sizes |= {address: block.size for address, block in reached.blocks.items()}
         of_models |= _of_models(reached)
+        for address, path in _attributes_of_layers(reached):
+            attributes.setdefault(address, f"{name}{path}")
         own = {address: block for address, block in reached.blocks.items() if address not in needed.blocks}
         kept_by = dict.fromkeys(own, use)
         if use in (VariableUse.NOT_REACHED, VariableUse.BESIDE):
@@ -137,6 +146,7 @@ def _collected(
     # A model whose constructor has not got far may have no layers yet.
     layer, evaluating = attempts.value(lambda: _modules(frames), ("", ""))
     state, no_update, not_trained, may_train, trained = State.UNKNOWN, None, None, True, None
+    of_layers: tuple[Holder, ...] = ()
     if complete:
         blocks = [reached.blocks for reached in of_program]
         optimizers = optimizers_in(objects)
@@ -145,6 +155,7 @@ def _collected(
         state = attempts.value(lambda: state_of(optimizers), state)
         no_update = attempts.value(lambda: without_update(objects, blocks, variables, end), no_update)
         not_trained = attempts.value(lambda: untrained(objects, variables), not_trained)
+        of_layers = attempts.value(lambda: _of_layers(objects, attributes, sizes), of_layers)
         del objects, blocks, variables, of_program, optimizers
         none: tuple[list[Holder], bool] = ([], False)
         others, complete = attempts.value(lambda: owners(addresses, end), none)
@@ -171,6 +182,7 @@ def _collected(
         frozenset(of_models),
         any(frame.f_code.co_name == "__init__" and _is_module(frame) for frame, _ in frames),
         _of_libraries(in_use),
+        of_layers,
     )
 
 
@@ -212,6 +224,37 @@ def _of_libraries(reached: Mapping[int, Block]) -> tuple[Holder, ...]:
         use, classes = VariableUse.IN_USE, names_of_classes(owner)
         holders.append(Holder(name, use, frozenset(own), frozenset(), size, len(own), True, classes))
     return tuple(sorted(holders, key=lambda holder: -holder.size))
+
+
+def _attributes_of_layers(reached: Reached) -> Iterator[tuple[int, str]]:
+    """Yield the address of each tensor that is itself an attribute of a module, and its path."""
+    for address, block in reached.blocks.items():
+        # The path may begin with the number of its frame, or of a model in a list.
+        is_direct = not block.in_graph and "[" not in block.path[1:] and not block.path.endswith(".grad")
+        if is_direct and block.owner is not None and issubclass(block.owner, torch.nn.Module):
+            yield address, block.path
+
+
+def _of_layers(objects: list[Any], attributes: Mapping[int, str], sizes: Mapping[int, int]) -> tuple[Holder, ...]:
+    """Return the attributes that are no weights or buffers, those of the same name of repeated layers together."""
+    tables = (table(module) for module in of_kind(objects, torch.nn.Module) for table in (own_weights, own_buffers))
+    weights = {address_of(tensor)[0] for table in tables for tensor in table.values()}
+    by_name: dict[str, list[int]] = {}
+    for address, path in attributes.items():
+        if address not in weights:
+            by_name.setdefault(re.sub(r"\.\d+(?=\.)", ".*", path), []).append(address)
+    return tuple(
+        Holder(
+            name if len(own) > 1 else attributes[own[0]],
+            VariableUse.ATTRIBUTE,
+            frozenset(own),
+            frozenset(),
+            sum(sizes[address] for address in own),
+            len(own),
+            is_container=False,
+        )
+        for name, own in by_name.items()
+    )
 
 
 def _in_use(reached: Mapping[int, Block]) -> tuple[Holder, ...]:

@@ -35,6 +35,8 @@ class VariableUse(enum.StrEnum):
     CYCLE = "in reference cycles"
     OWN_GRADIENT = "in the graph of its own gradient"
     """Of a leaf after `backward(create_graph=True)`: no variable has it any more."""
+    ATTRIBUTE = "kept by layers"
+    """An attribute of modules, none of their weights, which a call of each leaves until its next one."""
     NOT_TRAINED = "not trained"
     """Weights of a model that no optimizer updates."""
 
@@ -110,3 +112,5 @@ class Evidence(NamedTuple):
     """Whether the failing call is in the constructor of a model."""
     of_libraries: tuple[Holder, ...] = ()
     """What the failing call reaches in objects for which `cures` has a row."""
+    of_layers: tuple[Holder, ...] = ()
+    """What modules have as attributes besides their weights, such as ``model.layers.*.attn``; `tensors` counts them."""

@@ -15,6 +15,7 @@ from memexplore.analysis.growth import leak
 from memexplore.analysis.location import where
 from memexplore.analysis.periods import periods
 from memexplore.out_of_memory.counterfactual import alive, bytes_of
+from memexplore.out_of_memory.ended_calls import of_ended_calls
 from memexplore.out_of_memory.evidence_types import Evidence, Holder, VariableUse
 from memexplore.out_of_memory.failure import NOTE
 from memexplore.out_of_memory.held_types import GROWING, MAYBE_READ, OF_MODEL, WITHOUT_BACKWARD, HeldGroup, WhyHeld
@@ -53,13 +54,17 @@ def held_groups(tape: Tape, evidence: Evidence | None) -> list[HeldGroup]:
     held_by: list[list[int]] = []
     rows = alive(tape)
     of_idle: frozenset[int] = frozenset()
+    of_layers: list[HeldGroup] = []
     row_at = {int(tape.address[row]): int(row) for row in rows}
     if evidence is not None:
         idle = _no_update(tape, evidence, row_at)
         evaluates = _evaluates(tape, evidence)
         of_idle = frozenset(idle.rows if idle is not None else ())
+        of_layers = _left_by_layers(tape, evidence, row_at)
+        # A model is not to be deleted for what it leaves.
+        apart = of_idle.union(*(group.rows for group in of_layers))
         held_by = [
-            [row_at[address] for address in holder.addresses if address in row_at and row_at[address] not in of_idle]
+            [row_at[address] for address in holder.addresses if address in row_at and row_at[address] not in apart]
             for holder in evidence.holders
         ]
         of_holders = [
@@ -82,6 +87,7 @@ def held_groups(tape: Tape, evidence: Evidence | None) -> list[HeldGroup]:
         groups.append(idle)
         if idle is None and evaluates is not None:
             groups.append(_no_backward(tape, rows[~np.isin(rows, [*set().union(*own)])], evaluates))
+    groups += of_layers
     groups += [_stale_gradients(tape, rows[~np.isin(rows, list(of_idle))]), _cast_weights(tape, rows)]
     named = [group for group in groups if group is not None and group.what in GROWING]
     growing = _growing(tape, rows, evidence.graph if evidence is not None else frozenset())
@@ -441,6 +447,21 @@ def _gone_backward(tape: Tape) -> Rows:
     freed = life.requested < len(tape)
     born, by = life.born[freed], life.requested[freed]
     return born[(tape.category[born] == Category.ACTIVATION) & (tape.phase[by] == Phase.BACKWARD)]
+
+
+def _left_by_layers(tape: Tape, evidence: Evidence, row_at: dict[int, int]) -> list[HeldGroup]:
+    """Return what attributes of layers have of calls that have ended, and no graph needs any more."""
+    passes = _backward_passes(tape)
+    result = []
+    for holder in evidence.of_layers:
+        rows = np.array(sorted(row_at[address] for address in holder.addresses & row_at.keys()), dtype=np.int64)
+        is_done = (tape.category[rows] == Category.TEMPORARY) | (
+            (tape.category[rows] == Category.ACTIVATION) & (passes[rows] < passes[-1])
+        )
+        group = _group(tape, WhyHeld.LEFT_BY_LAYERS, holder.name, of_ended_calls(tape, rows[is_done]))
+        if group is not None:
+            result.append(group._replace(blocks=len(group.rows)))
+    return result
 
 
 def _without_graphs(tape: Tape, holder: Holder, rows: list[int]) -> list[int]:

@@ -44,6 +44,8 @@ class WhyHeld(enum.StrEnum):
     """A variable has what the failing call does not use; whether it is read again is not known."""
     COLLECTED = "collected"
     """A container has what several calls outside of models have made, and the next call may add to it."""
+    LEFT_BY_LAYERS = "left by layers"
+    """An attribute of layers has what their last calls made; whether it is read before the next ones is not known."""
     CYCLE = "reference cycle"
     """Only objects that refer to each other have it."""
     OWN_GRADIENT = "own gradient"
@@ -54,7 +56,7 @@ class WhyHeld(enum.StrEnum):
 
 GROWING = (WhyHeld.GROWS, WhyHeld.SUMMED_GRAPHS, WhyHeld.LONG_GRAPH)
 """What gets more with each period."""
-MAYBE_READ = (WhyHeld.NOT_REACHED, WhyHeld.COLLECTED)
+MAYBE_READ = (WhyHeld.NOT_REACHED, WhyHeld.COLLECTED, WhyHeld.LEFT_BY_LAYERS)
 """What is named, and is no cause."""
 WITHOUT_BACKWARD = (WhyHeld.NO_BACKWARD, WhyHeld.NO_OPTIMIZER)
 """Graphs that no backward pass needs."""

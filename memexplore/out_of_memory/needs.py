@@ -10,9 +10,10 @@ from memexplore.analysis.places import place
 from memexplore.analysis.tables import user_line
 from memexplore.out_of_memory.counterfactual import alive, asks_for_more, fits_without, largest_before
 from memexplore.out_of_memory.earlier_periods import larger_period
+from memexplore.out_of_memory.ended_calls import of_ended_calls
 from memexplore.out_of_memory.evidence_types import Evidence, State
 from memexplore.out_of_memory.suggestion import Suggestion
-from memexplore.tape import Action, Category, Phase, Tape
+from memexplore.tape import Category, Phase, Tape
 from memexplore.text.tensor_text import shape_of
 from memexplore.text.units import size_text
 
@@ -244,7 +245,7 @@ def _evaluates(tape: Tape, rows: Rows) -> bool:
     went_backward = np.any((tape.step == tape.step[last]) & (tape.phase == Phase.BACKWARD))
     return bool(
         (tape.phase[last] == Phase.FORWARD or (tape.phase[last] == Phase.OTHER and not went_backward))
-        and (tape.category[_of_ended_calls(tape, made)] == Category.TEMPORARY).any()
+        and (tape.category[of_ended_calls(tape, made)] == Category.TEMPORARY).any()
         and not (tape.category[made] == Category.ACTIVATION).any()
     )
 
@@ -266,26 +267,6 @@ def _has_only_evaluated(tape: Tape, evidence: Evidence | None) -> bool:
         and bool((tape.phase == Phase.FORWARD).any())
         and not (tape.category == Category.ACTIVATION).any()
     )
-
-
-def _of_ended_calls(tape: Tape, rows: Rows) -> Rows:
-    """Return the rows of calls that have ended: what a call makes is an activation only when its module has ended."""
-    last = len(tape) - 1
-    same = (tape.op == tape.op[last]) & (tape.module == tape.module[last]) & (tape.action == Action.ALLOC)
-    before = int(np.flatnonzero(same)[-1]) if same.any() else -1
-    name = tape.modules[tape.module[last]] if tape.module[last] >= 0 else ""
-    running = [
-        number
-        for number, module_name in enumerate(tape.modules)
-        if name == module_name or name.startswith(f"{module_name}.")
-    ]
-    # The outermost module has the name of its class.
-    running += [
-        number
-        for number, module_name in enumerate(tape.classes)
-        if tape.modules[number].partition("#")[0] == module_name
-    ]
-    return rows[~np.isin(tape.module[rows], running) | (rows <= before)]
 
 
 def _foreach(tape: Tape, rows: Rows) -> Suggestion | None:

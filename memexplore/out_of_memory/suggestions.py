@@ -168,6 +168,7 @@ def _of_group(tape: Tape, group: HeldGroup, evidence: Evidence | None) -> Sugges
             f"Keep what `{names}` collects on the CPU, and move each part to the GPU when it is used.",
             "part = part.cpu()  # later: part.cuda()",
         ),
+        WhyHeld.LEFT_BY_LAYERS: _of_left(group),
         WhyHeld.OUTPUT: (
             f"Drop the notebook's output `{names}`, and end such a cell with a semicolon or assign its value.",
             "%memoom free --out",
@@ -210,6 +211,13 @@ def _when_filled(tape: Tape, group: HeldGroup) -> str:
 
 def _of_unused(group: HeldGroup, names: str) -> tuple[str, str]:
     return f"Delete `{names}` if nothing reads it any more.", f"del {group.holder}"
+
+
+def _of_left(group: HeldGroup) -> tuple[str, str]:
+    layer, _, attribute = group.holder.rpartition(".")
+    layers = f"{group.blocks} layers leave" if group.blocks > 1 else f"`{layer}` leaves"
+    text = f"{layers} `{group.holder}` until the next call: set it to None after its last use, or keep a CPU copy."
+    return text, f"layer.{attribute} = None  # or, in the layer: self.{attribute} = value.detach().cpu()"
 
 
 def _is_model(tape: Tape, group: HeldGroup) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from memexplore.analysis import tables
 from memexplore.analysis.places import place
+from memexplore.out_of_memory.evidence_types import Holder, VariableUse
 from memexplore.text.tensor_text import tensor_text
 from memexplore.text.units import size_text
 
@@ -56,7 +57,13 @@ def who(post_mortem: PostMortem) -> list[tuple[str, ...]]:
         line = f", {place(group.line).text}" if group.line else ""
         rows.append(row(f"not needed: {group.what.value}{holder}{line}", group.size))
     others = [holder for holder in post_mortem.holders[:_ROWS] if holder.name not in named]
-    return rows + [row(f"held by {holder.name} ({holder.use.value})", holder.size) for holder in others]
+    return rows + [row(f"held by {holder.name} ({_use(holder)})", holder.size) for holder in others]
+
+
+def _use(holder: Holder) -> str:
+    if holder.use is VariableUse.ATTRIBUTE:
+        return f"left by {holder.tensors} layer{'s' if holder.tensors > 1 else ''} until the next call"
+    return holder.use.value
 
 
 def largest(post_mortem: PostMortem) -> list[tuple[str, ...]]:

@@ -19,7 +19,7 @@ from memexplore.analysis.verdict import failed_request
 from memexplore.out_of_memory.cause import Cause, Finding, finding
 from memexplore.out_of_memory.evidence_types import Evidence, Holder
 from memexplore.out_of_memory.failure import with_failure
-from memexplore.out_of_memory.held_types import HeldGroup
+from memexplore.out_of_memory.held_types import HeldGroup, WhyHeld
 from memexplore.out_of_memory.message import parse
 from memexplore.out_of_memory.suggestion import Suggestion
 from memexplore.out_of_memory.suggestions import suggestions
@@ -184,7 +184,7 @@ def of_tape(tape: Tape, evidence: Evidence | None = None) -> PostMortem | None:
         memory=_memory(part, len(part) - 1),
         missing=result.missing,
         held=result.held,
-        holders=evidence.holders if evidence is not None else (),
+        holders=_holders(result, evidence) if evidence is not None else (),
         suggestions=suggestions(part, result, evidence),
         growth=grows.bytes_per_period if grows is not None else 0,
         period=periods(part).unit,
@@ -239,6 +239,17 @@ def is_layout(tape: Tape) -> bool:
     """
     events = (Action.ALLOC, Action.OOM)
     return bool(np.any(tape.action == Action.PREEXISTING)) and not np.any(np.isin(tape.action, events))
+
+
+def _holders(result: Finding, evidence: Evidence) -> tuple[Holder, ...]:
+    """Return the variables, and the attributes of layers that have results of ended calls, the most bytes first."""
+    left = {group.holder: group for group in result.not_reached if group.what is WhyHeld.LEFT_BY_LAYERS}
+    of_layers = [
+        holder._replace(size=left[holder.name].size, tensors=left[holder.name].blocks)
+        for holder in evidence.of_layers
+        if holder.name in left
+    ]
+    return tuple(sorted([*evidence.holders, *of_layers], key=lambda holder: -holder.size))
 
 
 def _of_layout(tape: Tape) -> PostMortem:
