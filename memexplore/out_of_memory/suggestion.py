@@ -23,10 +23,13 @@ class Suggestion(NamedTuple):
 
     @property
     def costs(self) -> str:
-        """What it costs, as a sentence from what the knobs say; empty where no knob does the same.
+        """What it costs, as a sentence from what the knobs say and from its code; empty where it costs nothing.
 
         >>> Suggestion("Let segments grow.", "", 0, True, ("settings",)).costs
         'It costs: settings (equal results).'
+        >>> Suggestion("Keep copies on the CPU.", "value.detach().cpu()", 0, True).costs
+        'It costs: copies to the CPU.'
         """
-        each = [f"{KNOBS[name].noun} ({KNOBS[name].costs})" for name in self.knobs]
+        each = ["copies to the CPU"] if ".cpu()" in self.code else []
+        each += [f"{KNOBS[name].noun} ({KNOBS[name].costs})" for name in self.knobs]
         return f"It costs: {', '.join(each)}." if each else ""

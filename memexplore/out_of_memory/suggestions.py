@@ -217,7 +217,7 @@ def _of_left(group: HeldGroup) -> tuple[str, str]:
     layer, _, attribute = group.holder.rpartition(".")
     layers = f"{group.blocks} layers leave" if group.blocks > 1 else f"`{layer}` leaves"
     text = f"{layers} `{group.holder}` until the next call: set it to None after its last use, or keep a CPU copy."
-    return text, f"layer.{attribute} = None  # or, in the layer: self.{attribute} = value.detach().cpu()"
+    return text, f"layer.{attribute} = None"
 
 
 def _is_model(tape: Tape, group: HeldGroup) -> bool:

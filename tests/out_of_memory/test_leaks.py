@@ -424,14 +424,19 @@ for batch in (256, 256, 256, 256, 256, 256, 4096):
 
 
 @pytest.mark.parametrize(
-    ("kept", "suggested", "change"),
+    ("kept", "suggested", "costs", "change"),
     [
-        ("loss", "value.item()", "loss.item()"),
-        ("(loss, y)", "value.detach().cpu()", "(loss.detach().cpu(), y.detach().cpu())"),
+        ("loss", "value.item()", "", "loss.item()"),
+        (
+            "(loss, y)",
+            "value.detach().cpu()",
+            "It costs: copies to the CPU.",
+            "(loss.detach().cpu(), y.detach().cpu())",
+        ),
     ],
 )
 def test_losses_that_are_kept_after_their_backward_pass_are_to_be_numbers(
-    kept: str, suggested: str, change: str
+    kept: str, suggested: str, costs: str, change: str
 ) -> None:
     source = f"""{MLP}
 model, losses = mlp(), []
@@ -446,7 +451,8 @@ for _ in range(60):
 """
     found = post_mortem(source, "256MiB")
     assert found.cause is Cause.LEAK, found.text
-    assert [found.suggestions[0].code, found.suggestions[0].fits] == [suggested, True], found.text
+    first = found.suggestions[0]
+    assert (first.code, first.costs, first.fits) == (suggested, costs, True), found.text
     assert run(source.replace(f"append({kept})", f"append({change})"), "256MiB")[1] is None
 
 
