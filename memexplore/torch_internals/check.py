@@ -16,7 +16,7 @@ TESTED = ((2, 11), (2, 15))
 
 def internals() -> list[Internal]:
     """All private names of torch that memexplore relies on."""
-    for module in ("cuda", "dispatch", "distributed", "dtensor", "modules", "state", "tensors"):
+    for module in ("cuda", "dispatch", "distributed", "dtensor", "memory_access", "modules", "state", "tensors"):
         importlib.import_module(f"memexplore.torch_internals.{module}")
     return TABLE
 

@@ -45,16 +45,6 @@ storage_key = attribute_of(
     "identity of a storage while it lives (its address in C++); `data_ptr` is 0 for fake ones",
     NO_RECORDING,
 )
-storage_resize: Callable[[torch.UntypedStorage, int], torch.UntypedStorage] = look_up(
-    "torch._C.StorageBase.resize_",
-    "a storage's own `resize_`, which is replaced while a virtual GPU is on",
-    NO_VIRTUAL_GPU,
-)
-refuse_memory_access: Callable[[torch.Tensor], None] = look_up(
-    "torch._C._set_throw_on_mutable_data_ptr",
-    "C++ that asks a tensor without memory for its address gets an error; otherwise null, and the process would crash",
-    "a compiled extension on a virtual GPU may crash",
-)
 version_of = attribute_of(
     "torch.Tensor",
     "_version",

@@ -35,6 +35,7 @@ from memexplore.virtual_gpu.kernels.cublas_workspace import Workspaces, cublas_s
 from memexplore.virtual_gpu.patches import (
     autocast,
     cuda_objects,
+    extensions,
     indexing,
     install,
     modes,
@@ -254,6 +255,7 @@ class VirtualGpu:
             *table.rows(self, moves, renaming, compiling),
             *self.program_settings.rows(),
             *storages.rows(self.runner),
+            *extensions.patches(),
             *wrappers.rows(),
             *user_classes.rows(),
             *moves.lazy.rows(moves.exchange),

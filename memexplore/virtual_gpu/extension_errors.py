@@ -1,7 +1,7 @@
 """Explain the error of a compiled extension to which a program gives tensors of a virtual GPU.
 
 Such an extension reads memory, which virtual tensors do not have. Torch then raises an error that speaks to the authors
-of ops, and the extension's own checks say that a tensor is not on the GPU.
+of ops (torch_internals/memory_access.py), and the extension's own checks say that a tensor is not on the GPU.
 """
 
 from __future__ import annotations
@@ -10,16 +10,21 @@ import inspect
 import linecache
 import os
 import re
+import sys
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from memexplore.text.package import FOLDER
 
-_MEMORY = re.compile(r"its data is not allocated yet|Cannot access data pointer of Tensor")
+_MEMORY = re.compile(r"its data is not allocated yet|Cannot access data pointer of (Tensor|(?P<storage>Storage))")
 """What torch says where C++ asks a tensor without memory for its address (c10/core/TensorImpl.h, StorageImpl.cpp)."""
 _PLACE = re.compile(r"must be (a |on )?(the )?(cuda|gpu)|(not|isn't) (a |on )?(the )?(cuda|gpu)", re.IGNORECASE)
 """What extensions say where a tensor is not on the GPU, as C++ sees a virtual one."""
 
+_OPERATORS = (type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor))
+_NOT_EXTENSIONS = {"torch", *sys.stdlib_module_names}
 _PACKAGE = f"{FOLDER}{os.sep}"
 
 
@@ -29,29 +34,35 @@ def explain(error: BaseException) -> None:
     Any other error is left as it is.
     """
     text = str(error) if isinstance(error, RuntimeError) else ""
-    entry = error.__traceback__
-    if entry is None or not (_MEMORY.search(text) or _PLACE.search(text)):
+    memory, entry = _MEMORY.search(text), error.__traceback__
+    if entry is None or not (memory or _PLACE.search(text)):
         return
     while entry.tb_next is not None:
         entry = entry.tb_next
-    extension, function = _called_extension(entry)
-    if extension:
-        reads = "reads the memory of a tensor" if _MEMORY.search(text) else "asks for a tensor in the memory of a GPU"
+    if entry.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        return
+    # Storages refuse their address only on a virtual GPU; the other texts may be errors on a real one too.
+    called = _called_extension(entry) or ("compiled code" if memory and memory["storage"] else "")
+    if called:
+        reads = "reads the memory of a tensor" if memory else "asks for a tensor in the memory of a GPU"
         error.args = (
-            f"{function} of the compiled extension {extension} {reads}, which a virtual GPU does not have: use the "
-            "package's version in plain PyTorch if there is one, or profile on a real GPU",
+            f"{called} {reads}, which a virtual GPU does not have: use the package's version in plain PyTorch if there "
+            "is one, or profile on a real GPU",
         )
 
 
-def _called_extension(entry: TracebackType) -> tuple[str, str]:
-    """Return the names of the compiled module and its function that an entry of a traceback called, "" without one."""
-    if entry.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-        return "", ""
+def _called_extension(entry: TracebackType) -> str:
+    """Return the compiled function that an entry of a traceback called, with its module; "" where it is not known."""
+    operator = entry.tb_frame.f_locals.get("self")
+    if type(operator) in _OPERATORS:
+        return f"the operator {operator}"
     function = _called(entry)
+    # A method or static method holds the function.
+    function = getattr(function, "__func__", function)
     module = getattr(function, "__module__", None)
-    if not inspect.isbuiltin(function) or not isinstance(module, str) or module.partition(".")[0] == "torch":
-        return "", ""
-    return module, function.__name__
+    if not inspect.isbuiltin(function) or not isinstance(module, str) or module.partition(".")[0] in _NOT_EXTENSIONS:
+        return ""
+    return f"{function.__name__} of the compiled extension {module}"
 
 
 def _called(entry: TracebackType) -> Any:

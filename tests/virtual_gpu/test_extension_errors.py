@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
@@ -109,24 +111,135 @@ def _made_by_a_module() -> torch.Tensor:
     return torch.nn.Linear(1024, 1024).weight.data[0]  # on the CPU, without values
 
 
+READS = {
+    "typed": "x.data_ptr<float>()[0]",
+    "untyped": "((float*)x.data_ptr())[0]",
+    "constant": "x.const_data_ptr<float>()[0]",
+    "untyped_constant": "((const float*)x.const_data_ptr())[0]",
+    "written": "x.mutable_data_ptr<float>()[0]",
+    "accessor": "x.accessor<float, 1>()[0]",
+    "packed": "x.packed_accessor32<float, 1>()[0]",
+    "of_storage": "((const float*)x.storage().data())[0]",
+    "pointer_of_storage": "((const float*)x.storage().data_ptr().get())[0]",
+    "implementation": "((const float*)x.unsafeGetTensorImpl()->data())[0]",
+}
+EXTENSION = (
+    "\n".join(f"float {name}(torch::Tensor x) {{ return {code}; }}" for name, code in READS.items())
+    + """
+struct Layer {
+    float forward(torch::Tensor x) { return untyped_constant(x); }
+    static float scale(torch::Tensor x) { return untyped_constant(x); }
+    float operator()(torch::Tensor x) const { return untyped_constant(x); }
+};
+torch::Tensor computes(torch::Tensor x) { return (x * 2).view({-1}).narrow(0, 0, 512).add_(1).clone(); }
+TORCH_LIBRARY(reading_cpp, library) {
+    library.def("read(Tensor x) -> float", [](torch::Tensor x) -> double { return untyped_constant(x); });
+}
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+    pybind11::class_<Layer>(m, "Layer").def(pybind11::init<>()).def("forward", &Layer::forward)
+        .def_static("scale", &Layer::scale).def("__call__", &Layer::operator());
+    m.def("computes", &computes);
+"""
+    + "\n".join(f'm.def("{name}", &{name});' for name in READS)
+    + "}"
+)
+
+
+@pytest.fixture(scope="module")
+def reading(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """An extension of torch that reads the memory of its arguments in every way."""
+    folder = str(tmp_path_factory.mktemp("reading"))
+    return load_inline("reading_cpp", cpp_sources=EXTENSION, build_directory=folder, extra_cflags=["-O0"])  # type: ignore[no-any-return]
+
+
 @pytest.mark.slow
-def test_an_extension_of_torch_reads_no_memory(tmp_path: Path) -> None:
-    reads = {
-        "typed": "x.data_ptr<float>()[0]",
-        "untyped": "((float*)x.data_ptr())[0]",
-        "constant": "x.const_data_ptr<float>()[0]",
-        "written": "x.mutable_data_ptr<float>()[0]",
-        "accessor": "x.accessor<float, 1>()[0]",
-        "packed": "x.packed_accessor32<float, 1>()[0]",
-    }
-    source = "\n".join(f"float {name}(torch::Tensor x) {{ return {code}; }}" for name, code in reads.items())
-    module = load_inline(
-        "reading_cpp", cpp_sources=source, functions=list(reads), build_directory=str(tmp_path), extra_cflags=["-O0"]
+@pytest.mark.parametrize("name", READS)
+@pytest.mark.parametrize(
+    "make",
+    [lambda: torch.ones(3, device="cuda"), lambda: torch.ones(4, device="cuda")[1:], _made_by_a_module],
+    ids=["tensor", "view", "parameter"],
+)
+def test_an_extension_of_torch_reads_no_memory(
+    reading: ModuleType, name: str, make: Callable[[], torch.Tensor]
+) -> None:
+    function = getattr(reading, name)
+    assert _error(lambda: function(make())) == SENTENCE.format(name, "reading_cpp", MEMORY)
+
+
+@pytest.mark.slow
+def test_methods_and_operators_of_an_extension_read_no_memory(reading: ModuleType) -> None:
+    layer = reading.Layer()
+    assert _error(lambda: layer.forward(torch.ones(3, device="cuda"))).startswith(
+        f"forward of the compiled extension reading_cpp {MEMORY}, which"
     )
-    for name, function in ((name, getattr(module, name)) for name in reads):
-        for make in (lambda: torch.ones(3, device="cuda"), lambda: torch.ones(4, device="cuda")[1:], _made_by_a_module):
+    assert _error(lambda: reading.Layer.scale(torch.ones(3, device="cuda"))).startswith(
+        f"scale of the compiled extension reading_cpp {MEMORY}, which"
+    )
+    read = torch.ops.reading_cpp.read
+    assert _error(lambda: read(torch.ones(3, device="cuda"))).startswith(f"the operator reading_cpp.read {MEMORY}")
+    # Where the line does not name the function.
+    assert _error(lambda: layer(torch.ones(3, device="cuda"))).startswith(f"compiled code {MEMORY}, which")
+    assert _error(lambda: [*map(layer.forward, [torch.ones(3, device="cuda")])]).startswith(f"compiled code {MEMORY}")
 
-            def run(function: Any = function, make: Callable[[], torch.Tensor] = make) -> None:
-                function(make())
 
-            assert _error(run) == SENTENCE.format(name, "reading_cpp", MEMORY)
+@pytest.mark.slow
+def test_tensors_made_before_the_import_of_an_extension_are_not_read(reading: ModuleType) -> None:
+    code = (
+        "import sys, torch, memexplore as mx\n"
+        "with mx.virtual('T4'):\n"
+        "    x = torch.ones(3, device='cuda')\n"
+        f"    sys.path.insert(0, {str(Path(str(reading.__file__)).parent)!r})\n"
+        "    import reading_cpp\n"
+        "    try:\n"
+        "        reading_cpp.of_storage(x[1:])\n"
+        "    except RuntimeError as error:\n"
+        "        print(error)\n"
+        "print(reading_cpp.of_storage(torch.full((3,), 5.0)))\n"
+        "with mx.virtual('T4'):\n"
+        "    try:\n"
+        "        reading_cpp.of_storage(torch.ones(3, device='cuda'))\n"
+        "    except RuntimeError as error:\n"
+        "        print(error)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert [line.partition(" data ")[0] for line in result.stdout.splitlines()] == [
+        "Cannot access",
+        "5.0",
+        "Cannot access",
+    ]
+
+
+@pytest.mark.slow
+def test_an_extension_that_computes_with_ops_has_their_memory(reading: ModuleType) -> None:
+    def tape(function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        with mx.virtual("T4"):
+            x = torch.ones(1024, device="cuda")
+            with mx.record() as recording:
+                assert function(x).tolist() == [3.0] * 512
+        return recording.tape
+
+    python = tape(lambda x: (x * 2).view(-1)[:512].add_(1).clone())
+    cpp = tape(reading.computes)
+    assert (cpp.size.tolist(), cpp.action.tolist()) == (python.size.tolist(), python.action.tolist())
+    assert mx.peak(cpp)[0] == 3 * 4096 - 2048  # x, twice x, and half of it: 4 + 4 + 2 KiB
+
+
+@pytest.mark.slow
+def test_beside_an_extension_everything_else_works(reading: ModuleType) -> None:
+    assert reading is not None
+    with mx.virtual("T4"):
+        x = torch.arange(8.0, device="cuda")
+        x[:4].add_(x[4:])
+        storage = x.untyped_storage()
+        assert torch.empty(0, device="cuda").set_(storage, 1, (2,), (1,)).tolist() == [6.0, 8.0]
+        assert copy.deepcopy(x).tolist() == [4.0, 6.0, 8.0, 10.0, 4.0, 5.0, 6.0, 7.0]
+        storage.fill_(0)
+        storage.resize_(0)
+        assert storage.nbytes() == 0
+        layer = torch.nn.Linear(8, 8).cuda()
+        with torch.profiler.profile(record_shapes=True, with_stack=True) as profile:
+            layer(torch.ones(2, 8, device="cuda")).sum().backward()
+        assert any(event.key == "aten::addmm" for event in profile.key_averages())
+        read = reading.of_storage
+        with pytest.raises(RuntimeError):
+            read(torch.ones(3, device="cuda"))

@@ -20,6 +20,8 @@ from memexplore.torch_internals.dispatch import (
     UnsupportedOperatorException,
     fake_dispatch,
 )
+from memexplore.torch_internals.memory_access import allowed
+from memexplore.torch_internals.tensors import untyped_storage
 from memexplore.virtual_gpu.dispatch import argument_checks, shape_rules, unsupported
 from memexplore.virtual_gpu.kernels import table
 from memexplore.virtual_gpu.tensors.fake_tensors import (
@@ -28,7 +30,7 @@ from memexplore.virtual_gpu.tensors.fake_tensors import (
     stand_in_of_real,
     standing_in_for_themselves,
 )
-from memexplore.virtual_gpu.tensors.tensor import is_virtual
+from memexplore.virtual_gpu.tensors.tensor import META, is_virtual, plain_alias
 from memexplore.virtual_gpu.values import real_tensors
 
 # torch prints the traceback of each error of a fake kernel, also of one that the program catches.
@@ -97,11 +99,11 @@ def run(
     """
     replacement = table.find(func, table.Kind.FAKE)
     try:
-        with real_tensors.original_functions():
+        with real_tensors.original_functions(), allowed(_storages(args, tensors)):
             if replacement is not None:
                 result, stand_ins = replacement(*args, **kwargs), tensors
             elif shape_rules.runs_on_meta(func, tensors):
-                stand_ins = [shape_rules.meta_stand_in(tensor) for tensor in tensors]
+                stand_ins = [plain_alias(tensor, META) for tensor in tensors]
                 args, kwargs = replace_tensors(args, kwargs, tensors, stand_ins)
                 result = func(*args, **kwargs)
             else:
@@ -131,6 +133,12 @@ def run(
     if result is NotImplemented:
         raise unsupported.not_simulated(func, TypeError("a tensor class that the virtual GPU does not support"))
     return result, stand_ins
+
+
+def _storages(args: Any, tensors: list[torch.Tensor]) -> list[torch.UntypedStorage]:
+    """Return the storages among an op's arguments (`set_`), and those of its virtual tensors."""
+    virtual = [tensor for tensor in tensors if is_virtual(tensor) and tensor.layout is torch.strided]
+    return [*(value for value in args if isinstance(value, torch.UntypedStorage)), *map(untyped_storage, virtual)]
 
 
 def is_real(tensor: torch.Tensor) -> bool:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from memexplore.torch_internals.dispatch import FakeTensor, schema_of
+from memexplore.torch_internals.memory_access import refuse_memory_access, set_storage
 from memexplore.torch_internals.tensors import (
     has_python_key,
-    refuse_memory_access,
     set_conj,
     set_neg,
     storage_key,
@@ -134,7 +134,7 @@ def build_view(output: View, source: torch.Tensor) -> torch.Tensor:
 
 def _build_view(output: View, source: torch.Tensor) -> torch.Tensor:
     elem = torch.empty(0, dtype=output.dtype, device=_META)
-    elem.set_(untyped_storage(source), output.offset, output.shape, output.stride)  # type: ignore[call-overload]
+    set_storage(elem, untyped_storage(source), output.offset, output.shape, output.stride)
     if output.conjugated:
         set_conj(elem, True)
     if output.negated:

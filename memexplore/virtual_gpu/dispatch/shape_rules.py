@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from memexplore.torch_internals.tensors import set_conj, set_neg, untyped_storage
 from memexplore.virtual_gpu.kernels.plan import Constant, like, new
 from memexplore.virtual_gpu.tensors.tensor import is_on_gpu
 
@@ -44,17 +43,6 @@ COMPILED = frozenset(
 def runs_on_meta(func: Any, tensors: list[torch.Tensor]) -> bool:
     """Return whether an op can run on meta tensors: it has a compiled meta kernel, and its tensors are virtual."""
     return func in COMPILED and all(is_on_gpu(tensor) for tensor in tensors)
-
-
-def meta_stand_in(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a plain meta tensor that shares the storage of a virtual one."""
-    meta = torch.empty(0, dtype=tensor.dtype, device="meta")
-    meta.set_(untyped_storage(tensor), tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
-    if tensor.dtype.is_complex and tensor.is_conj():
-        set_conj(meta, True)
-    if tensor.is_neg():
-        set_neg(meta, True)
-    return meta
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from memexplore.torch_internals.dispatch import schema_or_none
-from memexplore.torch_internals.tensors import storage_key, storage_resize, untyped_storage
+from memexplore.torch_internals.memory_access import storage_resize
+from memexplore.torch_internals.tensors import storage_key, untyped_storage
 from memexplore.virtual_gpu.tensors.live_storages import live_storages
 from memexplore.virtual_gpu.tensors.tensor import is_on_gpu
 

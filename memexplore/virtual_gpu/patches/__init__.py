@@ -9,7 +9,7 @@
 - `module_moves.py`: modules moved to the virtual device, and their tensors restored afterwards. `lazy_modules.py`: lazy
   modules. `contents_elsewhere.py`: tensors that `tensor.data = other` moves.
 - `serialization.py`: `torch.save` and `torch.load`. `autocast.py`: CUDA's op lists. `compile.py`: `torch.compile`.
-- `refusals.py`: functions that end in one sentence. `profiling.py`: `torch.profiler`.
+- `refusals.py`: functions that end in one sentence. `profiling.py`: `torch.profiler`. `extensions.py`: compiled ones.
 - `higher_order.py`: `torch.cond`, loops and flex_attention. `storages.py`: methods of `torch.UntypedStorage`.
 - `triton_kernels.py`: launches of Triton kernels. `indexing.py`: indexing with lists and numpy arrays, and as in older
   releases. `user_classes.py`: tensors of classes of the user. `wrappers.py`: nested and quantized tensors.

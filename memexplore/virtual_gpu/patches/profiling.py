@@ -10,11 +10,16 @@ from typing import Any
 import torch.profiler
 from torch.autograd import profiler
 
+from memexplore.torch_internals import memory_access
 from memexplore.virtual_gpu.patches.install import Replace
+from memexplore.virtual_gpu.tensors.live_storages import storages
 from memexplore.virtual_gpu.values import notes
 
 _NO_TIMES = "torch.profiler times the CPU only: a virtual GPU runs no kernels"
-_NO_MEMORY = "torch.profiler counts no memory of a virtual GPU: torch.cuda.memory and the tape do"
+_NO_MEMORY = (
+    "torch.profiler counts no memory of a virtual GPU, and as memory of the CPU that of memexplore's own work: use "
+    "torch.cuda.memory or the tape"
+)
 _TIMELINE = "export_memory_timeline"
 
 
@@ -23,6 +28,9 @@ def rows() -> list[Replace]:
     profile: Any = torch.profiler.profile
     return [
         Replace(profiler.profile, "__init__", _without_gpu(profiler.profile.__init__)),
+        Replace(memory_access.Reading, "by_profiler", False),
+        Replace(*memory_access.PROFILER_START, _reading(True, memory_access.PROFILER_START.value)),
+        Replace(profiler.profile, "__exit__", _reading(False, profiler.profile.__exit__)),
         *(
             Replace(profile, name, _of_cpu_only(getattr(profile, name)))
             # Deprecated: a later release may not have it.
@@ -47,6 +55,18 @@ def _without_gpu(original: Callable[..., None]) -> Callable[..., None]:
         original(profile, *args, **options)
 
     return initialize
+
+
+def _reading(reads: bool, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the beginning or the end of a profile, between which torch reads addresses to tell tensors apart."""
+
+    @functools.wraps(original)
+    def switch(*args: Any) -> Any:
+        memory_access.Reading.by_profiler = reads
+        memory_access.update_reading(storages())
+        return original(*args)
+
+    return switch
 
 
 def _of_cpu_only(original: Callable[..., None]) -> Callable[..., None]:

@@ -13,7 +13,8 @@ import torch
 
 from memexplore.text.tensor_text import dtype_of, shape_of
 from memexplore.torch_internals.dispatch import disable_current_modes
-from memexplore.torch_internals.tensors import storage_key, storage_resize, untyped_storage
+from memexplore.torch_internals.memory_access import allowed, set_storage, storage_resize
+from memexplore.torch_internals.tensors import storage_key, untyped_storage
 from memexplore.virtual_gpu.dispatch import runner as dispatch_runner
 from memexplore.virtual_gpu.dispatch.runner import PlanRunner
 from memexplore.virtual_gpu.patches.install import Replace
@@ -27,6 +28,7 @@ def rows(runner: PlanRunner) -> list[Replace]:
     """Return the replaced methods of `torch.UntypedStorage`."""
     return [
         Replace(_Storage, "resize_", _resize(runner)),
+        *(Replace(_Storage, name, _writing(getattr(_Storage, name))) for name in ("copy_", "fill_")),
         Replace(_Storage, "clone", _clone(_Storage.clone)),
         Replace(_Storage, "device", property(_device(_Storage.device))),
     ]
@@ -45,6 +47,16 @@ def _resize(runner: PlanRunner) -> Callable[[Any, Any], Any]:
     return resize_
 
 
+def _writing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `copy_` or `fill_`, which asks for addresses and then runs an op on tensors."""
+
+    def write(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+        with allowed([self, *(value for value in args if isinstance(value, _Storage))]):
+            return original(self, *args, **kwargs)
+
+    return write
+
+
 def _clone(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return `UntypedStorage.clone`, by which `copy.deepcopy` copies a tensor's whole storage."""
 
@@ -59,7 +71,8 @@ def _clone(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         else:
             shape = (self.nbytes(),)
         with disable_current_modes():
-            contents = torch.empty(0, dtype=dtype, device=META).set_(self, 0, shape)  # type: ignore[call-overload]
+            contents = torch.empty(0, dtype=dtype, device=META)
+            set_storage(contents, self, 0, shape, torch.empty(shape, device=META).stride())
         with torch.no_grad():
             return untyped_storage(wrap(contents, host=key in host_storages).clone())
 

@@ -56,6 +56,12 @@ def any_alive() -> bool:
     return bool(live_storages or host_storages or _empty_storages)
 
 
+def storages() -> list[torch.UntypedStorage]:
+    """Return the storages of virtual tensors that are alive and have elements."""
+    refs = [*live_storages.values(), *host_storages.values()]
+    return [storage for ref in refs if (storage := ref()) is not None]
+
+
 def storage_ref(
     storage: torch.UntypedStorage, address: int, size: int, died: Callable[[StorageRef], None], tensor: str = ""
 ) -> StorageRef:

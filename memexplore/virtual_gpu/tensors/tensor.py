@@ -16,10 +16,10 @@ from typing import Any, TypeGuard
 import torch
 
 from memexplore.torch_internals.dispatch import FLATTEN, DisableTorchFunction, make_subclass
+from memexplore.torch_internals.memory_access import refuse_memory_access, set_storage
 from memexplore.torch_internals.tensors import (
     has_python_key,
     raw_is_cpu,
-    refuse_memory_access,
     set_conj,
     set_neg,
     storage_key,
@@ -159,7 +159,7 @@ def meta_alias(tensor: torch.Tensor) -> torch.Tensor:
 def plain_alias(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a tensor of torch in the storage of another, with its layout, on the device that C++ knows for it."""
     result = torch.empty(0, dtype=tensor.dtype, device=device)
-    result.set_(untyped_storage(tensor), int(tensor.storage_offset()), tensor.shape, tensor.stride())  # type: ignore[call-overload]
+    set_storage(result, untyped_storage(tensor), int(tensor.storage_offset()), tensor.shape, tensor.stride())
     if tensor.dtype.is_complex and tensor.is_conj():
         set_conj(result, True)
     if tensor.is_neg():
