@@ -265,7 +265,7 @@ class VirtualGpu:
             *distributed.patches(self.runner),
             nvidia_smi.Shown(self.state),
             *of_nvml,
-            distributed.after_import({nvml.NAME: after_nvml}),
+            distributed.after_import({nvml.NAME: after_nvml, **session.after_import()}),
             *([accelerate_state.cleared()] if launched else []),
             *session.patches(),
             Call(renaming.__enter__),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import contextlib
+import importlib.util
 import io
 import os
 import pathlib
@@ -271,10 +272,89 @@ def test_a_file_of_unknown_values_is_not_kept_under_another_name(folder):
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("array.npz", lambda array: np.savez("array", array)),
+        ("array.npz", lambda array: np.savez_compressed("array.npz", weight=array)),
+        ("array.txt", lambda array: np.savetxt("array.txt", array[:, :2])),
+        ("array.pkl", lambda array: _dump({"weights": [array]}, "array.pkl")),
+        ("array.pt", lambda array: torch.save({"weight": array}, "array.pt")),
+    ],
+    ids=["savez", "savez_compressed", "savetxt", "pickle", "torch"],
+)
+@pytest.mark.parametrize("exists", [False, True])
+def test_archives_and_pickles_with_unknown_values_are_not_kept(folder, name, write, exists):
+    if exists:
+        pathlib.Path(name).write_bytes(b"mine")
+    with _script():
+        write(_unknown(1))
+        assert os.path.getsize(name) > 4
+    assert (pathlib.Path(name).read_bytes() == b"mine") if exists else not os.path.exists(name)
+    assert session.report() == (
+        f"Files: {name} was not kept, because the tensors have no values. Your own files are unchanged.",
+    )
+
+
+def _dump(value: object, path: str) -> None:
+    with open(path, "wb") as file:
+        pickle.dump(value, file)
+
+
+def test_archives_and_pickles_with_values_are_kept(folder):
+    with _script():
+        unknown = _unknown(1)
+        np.savez("values.npz", np.arange(3.0))
+        _dump([np.arange(3.0), float(unknown.size)], "values.pkl")
+    assert np.load("values.npz")["arr_0"].tolist() == [0, 1, 2]
+    assert pathlib.Path("values.pkl").exists()
+    assert session.report() == ()
+
+
+@pytest.mark.parametrize("imported_before", [False, True])
+def test_hdf5_files_of_the_user_stay(folder, imported_before):
+    if importlib.util.find_spec("h5py") is None:
+        pytest.skip("no h5py")
+    code = f"""
+import os, torch, memexplore as mx
+from memexplore.virtual_gpu.files import session
+if {imported_before}:
+    import h5py
+for name in ("mine.h5", "mine_too.h5"):
+    open(name, "wb").write(b"mine")
+with session.every_file(), mx.virtual("T4"):
+    import h5py
+    unknown = torch.randn(4, 4, device="cuda").div_(torch.empty(4, 4, device="cuda")).cpu().numpy()
+    with h5py.File("mine.h5", "w") as file:
+        file["weight"] = unknown
+    with h5py.File("mine.h5") as file:
+        print(file["weight"].shape)
+    with h5py.File("mine_too.h5", "w") as file:
+        file["numbers"] = [1, 2]
+    with h5py.File("mine_too.h5", "a") as file:
+        print(file["numbers"][:].tolist())
+    with h5py.File("new.h5", "a") as file:
+        file.create_dataset("rows", (2, 4))[0] = unknown[0]
+    with h5py.File("numbers.h5", "a") as file:
+        file["numbers"] = [3, 4]
+print(*session.report())
+for name in ("mine.h5", "mine_too.h5"):
+    print(open(name, "rb").read())
+with h5py.File("numbers.h5") as file:
+    print(os.path.exists("new.h5"), file["numbers"][:].tolist())
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    lines = result.stdout.splitlines()
+    assert lines[:2] + lines[3:] == ["(4, 4)", "[1, 2]", "b'mine'", "b'mine'", "False [3, 4]"]
+    assert lines[2].startswith(
+        "Files: mine.h5, new.h5 were not kept, because the tensors have no values; mine_too.h5 was written to "
+    )
+
+
 def test_a_notebook_is_told_which_of_its_files_have_zeros(folder):
     with mx.virtual("T4"):
         _unknown(2).tofile("weights.bin")
     assert os.path.getsize("weights.bin") == 2 * _MIB
     assert session.report() == (
-        "Files: weights.bin has zeros in place of values that are not known. Your own files are unchanged.",
+        "Files: weights.bin has zeros or ones in place of values that are not known. Your own files are unchanged.",
     )

@@ -11,13 +11,14 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 
 from memexplore.virtual_gpu.files import (
+    array_files,
     paths,
     policy,
     replacements,
@@ -27,6 +28,7 @@ from memexplore.virtual_gpu.files import (
     tokenizer_files,
 )
 from memexplore.virtual_gpu.files.overlay import Overlay, Policy
+from memexplore.virtual_gpu.patches import install
 from memexplore.virtual_gpu.patches.install import Call, Patch, Replace, ReplaceTogether
 from memexplore.virtual_gpu.tensors.saved import saved_on_a_virtual_gpu_without_values
 
@@ -67,7 +69,7 @@ _IDS = set(map(id, map(partial(getattr, os), replacements.OS_NAMES)))
 @functools.lru_cache(maxsize=1)
 def _replaced(modules: tuple[int, ...], *originals: Any) -> tuple[list[Replace], ReplaceTogether]:
     """Return all replacements; they are made again only if modules were imported or an original has changed."""
-    libraries = (safetensors_files, script_module_files, tokenizer_files)
+    libraries = (array_files, safetensors_files, script_module_files, tokenizer_files)
     makers = (tensor_files.rows, *(library.rows for library in libraries), replacements.rows)
     rows = [row for maker in makers for row in maker(_overlay)]
     return rows, ReplaceTogether(*zip(*rows, strict=True))
@@ -80,6 +82,13 @@ def _begin(diverts: Policy) -> None:
     if diverts is policy.tensors_only:
         _overlay.on_first_change = _warn
     _overlay.closed = False
+
+
+def after_import() -> dict[str, Callable[[], object]]:
+    """Return what installs the patches of libraries that the program imports, by their names."""
+    if array_files.H5PY in sys.modules:
+        return {}
+    return {array_files.H5PY: lambda: install.add(array_files.h5py_rows(_overlay))}
 
 
 # A process that ends while the GPU is on, such as a kernel that is shut down.
@@ -149,7 +158,7 @@ def report() -> tuple[str, ...]:
     if kept:
         texts.append(f"{_files(kept)} {_were(kept)} written to {_overlay.root}")
     if hollow:
-        texts.append(f"{_files(hollow)} {_have(hollow)} zeros in place of values that are not known")
+        texts.append(f"{_files(hollow)} {_have(hollow)} zeros or ones in place of values that are not known")
     if hidden:
         texts.append(f"{_files(hidden)} {_were(hidden)} deleted by the program only, not on disk")
     return (f"Files: {'; '.join(texts)}. Your own files are unchanged.",) if texts else ()
@@ -184,4 +193,4 @@ def _have(files: list[str]) -> str:
     return "has" if len(files) == 1 else "have"
 
 
-__all__ = ["copy_file", "every_file", "patches", "read_path", "report", "written_files"]
+__all__ = ["after_import", "copy_file", "every_file", "patches", "read_path", "report", "written_files"]

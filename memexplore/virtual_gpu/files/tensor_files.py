@@ -20,6 +20,7 @@ from memexplore.virtual_gpu.tensors import saved
 from memexplore.virtual_gpu.tensors.live_storages import any_alive
 from memexplore.virtual_gpu.tensors.tensor import DeviceState, is_virtual
 from memexplore.virtual_gpu.values import known_values
+from memexplore.virtual_gpu.values.virtual_array import is_of_stand_ins
 
 
 def rows(overlay: Overlay) -> list[Replace]:
@@ -88,6 +89,8 @@ def content_of(value: Any, module: Any = pickle) -> Content:
     class Search(module.Pickler):
         def persistent_id(self, obj: Any) -> Any:
             nonlocal content
+            if is_of_stand_ins(obj):
+                raise _UnknownError
             if is_virtual(obj):
                 if values_of(obj) is None:
                     raise _UnknownError

@@ -17,6 +17,12 @@ class _VirtualBytes(bytes):
     """The bytes of an array of stand-ins."""
 
 
+class Pickled:
+    """How many arrays of stand-ins were pickled in this process."""
+
+    arrays = 0
+
+
 class VirtualArray(numpy.ndarray[Any, Any]):
     """A numpy array of stand-ins for unknown values.
 
@@ -56,6 +62,10 @@ class VirtualArray(numpy.ndarray[Any, Any]):
         else:
             with open(fid, "wb") as file:
                 file.write(self.tobytes())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        Pickled.arrays += 1
+        return super().__reduce_ex__(protocol)
 
     def __getitem__(self, index: Any) -> Any:
         result = super().__getitem__(index)
