@@ -54,6 +54,14 @@ def test_a_new_checkpoint_exists_for_the_program_only(folder):
     assert not os.path.exists("new.pt")
 
 
+def test_a_file_of_values_that_are_assumed_is_not_kept(folder):
+    with session.every_file(), mx.virtual("T4"):
+        torch.save(torch.empty(8, 4, device="cuda").mul_(2).argmax(-1), "chosen.pt")
+        assert repr(torch.load("chosen.pt")[0].item()) == "virtual"
+    assert not pathlib.Path("chosen.pt").exists()
+    assert session.report()[0].startswith("Files: chosen.pt was not kept, because the tensors have no values")
+
+
 def test_real_tensors_are_saved_in_place(folder):
     with mx.virtual("T4"):
         torch.save({"w": torch.ones(2)}, "real.pt")

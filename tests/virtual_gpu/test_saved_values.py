@@ -109,3 +109,37 @@ def test_a_file_of_real_tensors_keeps_its_values_on_the_device(target, values):
         torch.set_rng_state(loaded["random"].cpu())
         loaded["part"] += 5
         assert loaded["whole"].tolist() == [0, 1, 7, 8, 4, 5]
+
+
+def _chosen() -> torch.Tensor:
+    """The classes that unknown scores choose: spread evenly, which is an assumption."""
+    return torch.empty(8, 4, device="cuda").mul_(2).argmax(-1)
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+@pytest.mark.parametrize("options", [{}, {"_use_new_zipfile_serialization": False}])
+def test_an_assumed_value_is_still_assumed_after_loading(options, weights_only):
+    with mx.virtual("T4"):
+        chosen = _chosen()
+        loaded = torch.load(_file({"n": chosen}, **options), weights_only=weights_only)["n"]
+        assert repr(loaded[0].item()) == repr(chosen[0].item()) == "virtual"
+        assert repr((loaded == 0).sum().item()) == "virtual"
+        # Four classes have two of the eight rows each, as before.
+        assert len(torch.ones(8, device="cuda")[loaded == 0]) == len(torch.ones(8, device="cuda")[chosen == 0]) == 2
+        assert repr(pickle.loads(pickle.dumps(chosen))[0].item()) == "virtual"
+
+
+def test_assumed_values_that_are_loaded_onto_the_cpu_have_a_note_with_the_line():
+    with mx.virtual("T4"), mx.record() as recording:
+        file = _file(_chosen())
+        torch.load(file, map_location="cpu")
+    assert [note.partition(" (")[0] for note in recording.tape.meta.notes if "test_saved_values.py" in note] == [
+        "assumed: what unknown scores choose, such as experts, tokens or classes, is spread evenly over all candidates"
+    ]
+
+
+def test_assumed_values_are_no_values_where_no_virtual_gpu_is_on():
+    with mx.virtual("T4"):
+        file = _file(_chosen())
+    with pytest.raises(ValueError, match=r"^a tensor of shape \(8,\) was saved on a virtual GPU and has no values"):
+        torch.load(file, weights_only=False)

@@ -75,7 +75,7 @@ class _Sink:
 
 def values_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the known values that a file keeps of a virtual tensor, None for unknown ones."""
-    return known_values.of(tensor) if tensor.numel() else None
+    return known_values.of(tensor) if tensor.numel() and not saved.is_made_up(tensor) else None
 
 
 def content_of(value: Any, module: Any = pickle) -> Content:

@@ -22,6 +22,7 @@ from memexplore.virtual_gpu.patches.install import Call, Patch
 from memexplore.virtual_gpu.tensors.saved import (
     SavedStorage,
     copy_values,
+    fill,
     map_locations,
     saved_on_a_virtual_gpu_with_values,
     saved_on_a_virtual_gpu_without_values,
@@ -139,8 +140,8 @@ def load_function(original: Callable[..., Any]) -> Callable[..., Any]:
         saved_values.append([])
         try:
             loaded = original(f, loading.locate, *args, **kwargs)
-            for tensor, values in saved_values[-1]:
-                copy_values(tensor, values)
+            for saved in saved_values[-1]:
+                fill(*saved)
             return loading.moved(loaded)
         finally:
             map_locations.pop()

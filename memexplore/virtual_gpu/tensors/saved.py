@@ -17,27 +17,36 @@ import torch
 
 from memexplore.torch_internals.tensors import set_conj, set_neg, storage_key, untyped_storage
 from memexplore.virtual_gpu.tensors.tensor import DeviceState, fake_cpu_tensor, is_on_host
-from memexplore.virtual_gpu.values import known_values, real_tensors
+from memexplore.virtual_gpu.values import known_values, notes, real_tensors
+from memexplore.virtual_gpu.values.known_values import Assumption
 
 map_locations: list[Callable[[Any, str], str]] = []
 """For each running `torch.load`: a function of a storage and the device it was saved on, which returns its device."""
-saved_values: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
-"""For each running `torch.load`: tensors on the device and their values, which are not yet read while it unpickles."""
+saved_values: list[list[tuple[torch.Tensor, torch.Tensor, Assumption | None]]] = []
+"""For each running `torch.load`: arguments of `fill`; the values are not yet read while it unpickles."""
 _WITHOUT_STORAGE_CLASS = tuple(f"torch.{name}" for name in "float8 float4 bits uint16 uint32 uint64 complex32".split())
 """Beginnings of the dtypes that torch saves as bytes."""
 
 
 class SavedStorage:
-    """A storage in a file: its bytes as a tensor, None where they are unknown, their number and its device."""
+    """A storage in a file: its bytes as a tensor, None where they are unknown, their number and its device.
 
-    def __init__(self, values: torch.Tensor | None, size: int, device: str) -> None:
+    `assumption` is what an `Assumption` about the bytes consists of, if they are assumed.
+    """
+
+    def __init__(
+        self, values: torch.Tensor | None, size: int, device: str, assumption: tuple[str, bool] | None = None
+    ) -> None:
         self.values = values
+        self.assumption = None if assumption is None else Assumption(*assumption)
         self._size = size
         self._device = device
         self._loaded: torch.Tensor | None = None
 
     def __reduce__(self) -> Any:
-        return SavedStorage, (self.values, self._size, self._device)
+        # torch.load reads tuples of Python only.
+        assumption = () if self.assumption is None else (tuple(self.assumption),)
+        return SavedStorage, (self.values, self._size, self._device, *assumption)
 
     def loaded(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return a tensor that has the storage on its device; `shape` and `dtype` name it if they fill the storage."""
@@ -45,12 +54,14 @@ class SavedStorage:
             device = map_locations[-1](None, self._device) if map_locations else self._device
             if self.values is not None and (DeviceState.gpu_name is None or not device.startswith("cuda")):
                 self._loaded = self.values
+                if self.assumption is not None:
+                    notes.assume(self.assumption.text)
             else:
                 if math.prod(shape) * dtype.itemsize != self._size:
                     shape, dtype = (self._size,), torch.uint8
                 self._loaded = _empty(shape, dtype, device)
                 if self.values is not None:
-                    _fill(self._loaded, self.values)
+                    _fill(self._loaded, self.values, self.assumption)
         return self._loaded
 
 
@@ -60,12 +71,19 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Ten
     return fake_cpu_tensor(shape, dtype)
 
 
-def _fill(tensor: torch.Tensor, values: torch.Tensor) -> None:
+def _fill(tensor: torch.Tensor, values: torch.Tensor, assumption: Assumption | None) -> None:
     values = values.view(tensor.dtype).view(tensor.shape)
     if saved_values:
-        saved_values[-1].append((tensor, values))
+        saved_values[-1].append((tensor, values, assumption))
     else:
-        copy_values(tensor, values)
+        fill(tensor, values, assumption)
+
+
+def fill(tensor: torch.Tensor, values: torch.Tensor, assumption: Assumption | None) -> None:
+    """Copy values from a file into a tensor on the device, with what is assumed about them."""
+    copy_values(tensor, values)
+    if assumption is not None:
+        known_values.assume(tensor, assumption)
 
 
 def copy_values(tensor: torch.Tensor, values: torch.Tensor) -> None:
@@ -101,10 +119,16 @@ def reduced(tensor: torch.Tensor) -> tuple[Callable[..., torch.Tensor], tuple[An
     Raises RuntimeError where `torch.save` keeps another tensor in the same storage with another dtype.
     """
     storage = _saved_storage(tensor)
-    is_known = storage.values is not None
+    is_known = storage.values is not None and not is_made_up(tensor)
     make = saved_on_a_virtual_gpu_with_values if is_known else saved_on_a_virtual_gpu_without_values
     layout = tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
     return make, (storage, *layout, tensor.is_conj(), tensor.is_neg(), tensor.requires_grad)
+
+
+def is_made_up(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has values that the program itself would not have."""
+    assumption = known_values.assumption(tensor)
+    return assumption is not None and assumption.is_made_up
 
 
 def _saved_storage(tensor: torch.Tensor) -> SavedStorage:
@@ -117,7 +141,8 @@ def _saved_storage(tensor: torch.Tensor) -> SavedStorage:
         return saved
     copy = known_values.copy_of(tensor) if tensor.numel() and known_values.of(tensor) is not None else None
     values = None if copy is None else real_tensors.empty(0, dtype=torch.uint8).set_(copy)
-    saved = SavedStorage(values, storage.nbytes(), "cpu" if is_on_host(tensor) else "cuda:0")
+    place = "cpu" if is_on_host(tensor) else "cuda:0"
+    saved = SavedStorage(values, storage.nbytes(), place, None if values is None else known_values.assumption(tensor))
     if _saving.storages is not None:
         _saving.storages[storage_key(storage)] = storage, dtype, saved
     return saved
