@@ -91,8 +91,10 @@ class Reading:
     """Whether a compiled extension may read it."""
     by_profiler = False
     """Whether torch's profiler reads addresses, to tell tensors apart."""
+    by_reducer = False
+    """Whether the C++ part of DistributedDataParallel compares addresses of gradients and buckets."""
     refused = False
-    """What both make of it: without an extension no step takes the time for it."""
+    """What these make of it: without an extension no step takes the time for it."""
 
 
 def refuse_memory_access(tensor: torch.Tensor) -> None:
@@ -104,7 +106,7 @@ def refuse_memory_access(tensor: torch.Tensor) -> None:
 
 def update_reading(storages: Iterable[torch.UntypedStorage]) -> None:
     """Let C++ that would read storages without memory, and others that are made from now on, get an error or null."""
-    Reading.refused = Reading.by_extensions and not Reading.by_profiler
+    Reading.refused = Reading.by_extensions and not (Reading.by_profiler or Reading.by_reducer)
     for storage in storages:
         _flags_at(storage_key(storage)).refused = Reading.refused
 

@@ -243,3 +243,15 @@ def test_beside_an_extension_everything_else_works(reading: ModuleType) -> None:
         read = reading.of_storage
         with pytest.raises(RuntimeError):
             read(torch.ones(3, device="cuda"))
+
+
+@pytest.mark.slow
+def test_beside_an_extension_gradients_are_reduced(reading: ModuleType) -> None:
+    assert reading is not None
+    with mx.virtual("T4"):
+        torch.distributed.init_process_group("nccl", rank=0, world_size=2)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8).cuda(), device_ids=[0])
+        model(torch.ones(2, 8, device="cuda")).sum().backward()
+        assert model.module.bias.grad is not None
+    with mx.virtual("T4"), pytest.raises(RuntimeError):
+        reading.of_storage(torch.ones(3, device="cuda"))

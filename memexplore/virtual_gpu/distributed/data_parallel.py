@@ -12,9 +12,11 @@ from typing import Any
 import torch
 
 from memexplore.torch_internals.distributed import BUILTIN_HOOK, COPY_STREAMS, REBUILD_BUCKETS, VERIFY_PARAMETERS
+from memexplore.torch_internals.memory_access import Reading, update_reading
 from memexplore.virtual_gpu.dispatch.runner import PlanRunner
 from memexplore.virtual_gpu.distributed.groups import is_ours
 from memexplore.virtual_gpu.patches.install import Patch, Replace
+from memexplore.virtual_gpu.tensors.live_storages import storages
 from memexplore.virtual_gpu.tensors.tensor import is_virtual
 from memexplore.virtual_gpu.values import known_values
 
@@ -22,6 +24,7 @@ from memexplore.virtual_gpu.values import known_values
 def patches(runner: PlanRunner) -> list[Patch]:
     """Return the patches of the functions that read values back."""
     return [
+        Replace(Reading, "by_reducer", False),
         Replace(VERIFY_PARAMETERS.owner, VERIFY_PARAMETERS.name, _verify(VERIFY_PARAMETERS.value)),
         Replace(REBUILD_BUCKETS.owner, REBUILD_BUCKETS.name, _rebuild(REBUILD_BUCKETS.value, runner)),
         Replace(BUILTIN_HOOK.owner, BUILTIN_HOOK.name, _register_hook(BUILTIN_HOOK.value)),
@@ -38,6 +41,8 @@ def _verify(original: Callable[..., Any]) -> Callable[..., Any]:
         if not any(is_virtual(parameter) and parameter.is_cuda for parameter in parameters):
             original(group, parameters, logger)
             return
+        Reading.by_reducer = True
+        update_reading(storages())
         count = torch.tensor([len(parameters)], device="cuda")
         # Nobody reads the numbers of all ranks, which would take a third of the time of this check.
         known_values.forget(count)
