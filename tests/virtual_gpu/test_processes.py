@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import reduce_tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import memexplore as mx
 from memexplore.analysis.verdict import Verdict, verdict
@@ -111,6 +111,30 @@ def test_workers_of_a_data_loader_are_not_reported(method):
 
     tape = mx.simulate(program, gpu="T4")
     assert (tape.meta.unmeasured, verdict(tape)) == ("", Verdict.FITS)
+
+
+class _OnTheGpu(Dataset):
+    """Samples that are made on the GPU, for which CUDA needs spawned workers."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return torch.full((3,), float(i)).cuda().mul(2).cpu()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+def test_spawned_workers_of_a_data_loader_may_use_the_gpu_and_are_reported():
+    batches: list[list[float]] = []
+
+    def program() -> None:
+        loader = DataLoader(_OnTheGpu(), 2, num_workers=1, multiprocessing_context="spawn")
+        batches.extend(batch.cuda()[:, 0].tolist() for batch in loader)
+
+    with pytest.warns(UserWarning, match="Not all was measured"):
+        tape = mx.simulate(program, gpu="T4")
+    assert batches == [[0, 2], [4, 6]]
+    assert tape.meta.unmeasured.startswith("forked child processes used the GPU, and their memory was not measured: ")
 
 
 @forks

@@ -1,7 +1,8 @@
 """Report child processes of the program, whose memory is on no tape: the virtual GPU measures its own process.
 
 A spawned process has no virtual GPU. A forked one has a copy, and marks memory that it shares with this process when it
-allocates there. Workers of a DataLoader, which load samples on the CPU, are not reported.
+allocates there. Workers of a DataLoader, which load samples on the CPU, are reported only if they allocate there. A
+program that makes samples on the GPU has to spawn its workers, as CUDA does not survive a fork; here they are forked.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ import functools
 import mmap
 import os
 import signal
+import sys
 from collections.abc import Callable
+from multiprocessing import popen_fork
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from memexplore.virtual_gpu.dispatch import runner
 from memexplore.virtual_gpu.patches.install import Call, Patch, Replace
 
-_HELPERS = ("torch.utils.data.", "multiprocessing.managers", "multiprocessing.resource_sharer", "memexplore.")
+_LOADERS = "torch.utils.data."
+"""Beginning of the modules of functions that run in workers of a DataLoader."""
+_HELPERS = (_LOADERS, "multiprocessing.managers", "multiprocessing.resource_sharer", "memexplore.")
 """Beginnings of the modules of functions that run in processes without work for a GPU."""
 _NAMED = 5
 """Exit statuses that the sentence names."""
@@ -69,8 +74,10 @@ def _starting(original: Callable[[Any], None]) -> Callable[[Any], None]:
     def start(process: Any) -> None:
         # Python deletes the target when the process has started.
         target = getattr(process, "_target", None)
-        original(process)
         modules = (getattr(target, "__module__", None) or "", type(process).__module__)
+        if modules[0].startswith(_LOADERS) and sys.platform == "linux":
+            process._Popen = popen_fork.Popen
+        original(process)
         if not any(module.startswith(_HELPERS) for module in modules):
             _started.append(process)
 
