@@ -27,6 +27,11 @@ _refuse_writing: Callable[[torch.Tensor], None] = look_up(
     "C++ that asks a tensor without memory for its address gets an error; otherwise null, and the process would crash",
     _IF_MISSING,
 )
+_address: Callable[[torch.UntypedStorage], int] = look_up(
+    "torch._C.StorageBase.data_ptr",
+    "a storage's own `data_ptr`, which is replaced while virtual tensors are alive",
+    _IF_MISSING,
+)
 _resize: Callable[[torch.UntypedStorage, int], torch.UntypedStorage] = look_up(
     "torch._C.StorageBase.resize_",
     "a storage's own `resize_`, which is replaced while a virtual GPU is on",
@@ -66,7 +71,7 @@ def _nowhere(address: int) -> Any:
 
 def _refuses(storage: torch.UntypedStorage) -> bool:
     try:
-        storage.data_ptr()
+        _address(storage)
     except RuntimeError as error:
         # What torch says for the flag of reading: c10/core/StorageImpl.cpp.
         return "Storage that is invalid" in str(error)
@@ -76,7 +81,7 @@ def _refuses(storage: torch.UntypedStorage) -> bool:
 _flags_at = _flags()
 TABLE.append(
     Internal(
-        "torch._C.StorageBase.data_ptr",
+        "c10::StorageImpl.throw_on_immutable_data_ptr_",
         "a storage without memory refuses its address to C++ that would read it, by a flag behind the one for writing",
         _IF_MISSING,
         lambda: _flags() is not _nowhere,

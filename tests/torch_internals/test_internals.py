@@ -114,6 +114,14 @@ def test_doctor_says_that_all_private_names_work(capsys):
     assert f"Private names of torch: all {len(check.internals())} work" in capsys.readouterr().out
 
 
+def test_doctor_says_so_while_virtual_tensors_are_alive(capsys):
+    with mx.virtual("T4"):
+        kept = torch.ones(4, device="cuda")
+    doctor.report()
+    assert f"all {len(check.internals())} work" in capsys.readouterr().out
+    assert kept.is_cuda
+
+
 def test_a_tested_torch_is_not_warned_about(monkeypatch, unwarned):
     monkeypatch.setattr(torch, "__version__", "2.15.1+cpu")
     with warnings.catch_warnings():
