@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from memexplore.out_of_memory.value import post_mortem
     from memexplore.ranks.loading import load
     from memexplore.recorder.recording import record
+    from memexplore.run.comparing import compare
     from memexplore.run.knobs.applying.apply import apply
     from memexplore.run.knobs.knobs import Knobs
     from memexplore.run.machine import virtual
@@ -46,6 +47,7 @@ _HOMES = {
     "Values": "virtual_gpu.values.setting",
     "advise": "run.search.advise",
     "apply": "run.knobs.applying.apply",
+    "compare": "run.comparing",
     "diff": "analysis.difference",
     "explore": "jupyter.explore",
     "fits": "run.programs.fitting",
@@ -79,6 +81,7 @@ __all__ = [
     "Values",
     "advise",
     "apply",
+    "compare",
     "diff",
     "explore",
     "fits",

@@ -9,7 +9,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-from memexplore.cli import doctor, examples, export, gpus, lab, open, run, run_options, verify
+from memexplore.cli import compare, doctor, examples, export, gpus, lab, open, run, run_options, verify
 from memexplore.cli.options import ERROR, FITS, USAGE, UsageError
 from memexplore.text.package import VERSION
 
@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         match options.command:
             case "run":
                 return run.run(options, script_arguments)
+            case "compare":
+                return compare.main(options, script_arguments)
             case "lab":
                 return lab.lab(rest)
             case "doctor":
@@ -48,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _hint(command: str) -> str:
-    return " (give the arguments of the script after --)" if command == "run" else ""
+    return " (give the arguments of the script after --)" if command in ("run", "compare") else ""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -73,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         )
 
     run_options.add(command)
+    compare.add(command)
     for name in ("open", "export", "verify", "gpus"):
         _COMMANDS[name].add(command)
     command("lab", "Open JupyterLab on the first notebook; further arguments go to JupyterLab.")

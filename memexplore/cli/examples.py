@@ -15,6 +15,11 @@ EXAMPLES = {
         "memexplore run train.py --gpu T4 --advise": "if it runs out of memory: what would have fitted",
         "memexplore run --gpu 24GiB --json -m package.train": "a module, with a result for programs",
     },
+    "compare": {
+        "memexplore compare train.py": "is the prediction right on this machine's GPU, and what differs?",
+        "memexplore compare train.py --share measured.json -- --batch-size 64": "a file for an issue, without names",
+        "memexplore compare measured.tape predicted.tape": "two tapes of `memexplore run -o`",
+    },
     "open": {
         "memexplore open snapshot.pickle --html report.html": "a file of torch.cuda.memory._dump_snapshot",
         "memexplore open run/": "a folder of a watched run, with all its ranks",

@@ -150,10 +150,10 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
 
     The arguments of a script follow `--`; those of a module follow its name, as with `python -m`, or `--`.
     """
-    if arguments[:1] != ["run"]:
+    if arguments[:1] not in (["run"], ["compare"]):
         return arguments, []
     split = len(arguments)
-    if "-m" in arguments:
+    if arguments[0] == "run" and "-m" in arguments:
         split = min(split, arguments.index("-m") + 2)
     if "--" in arguments:
         split = arguments.index("--")

@@ -22,6 +22,7 @@ from memexplore.tape import Category, Tape
 from memexplore.text.units import in_unit, size_text, unit_of
 
 if TYPE_CHECKING:
+    from memexplore.analysis.comparison import Comparison
     from memexplore.analysis.difference import Difference
 
 LESS = "#009E73"
@@ -273,6 +274,14 @@ def difference_html(difference: Difference) -> str:
     rest = [f"Not shown: {', '.join(filter(None, others))}."] if more or same else []
     titles = ("layer", f"difference, {unit}", "", f"before, {unit}", f"after, {unit}", "category", "line")
     return form([difference.text, *rest], table(titles, rows) if rows else "")
+
+
+def comparison_html(comparison: Comparison) -> str:
+    """Return a comparison of a measured tape with a predicted one as HTML."""
+    rows = [[words(name), *map(number, values)] for name, *values in comparison.table()]
+    differing = [[words(group.full_text)] for group in comparison.differing]
+    tables = [table(("", "measured", "predicted", "difference"), rows)]
+    return form([comparison.text], *tables, *([table(("requests that differ",), differing)] if differing else []))
 
 
 def tape_text(tape: Tape) -> str:

@@ -28,7 +28,7 @@ def dry_run(shell: InteractiveShell, options: Options, code: str, raw: str, name
     for a cell that awaits.
     """
     __tracebackhide__ = True
-    cell = _cell(shell, code, raw, names)
+    cell = cell_of(shell, code, raw, names)
     tape, note = _recorded(cell, _machine(options, cell))
     tape = cpu_names.with_advice(tape, code, names, options.gpu)
     print(_answer(tape, note))
@@ -38,7 +38,7 @@ def dry_run(shell: InteractiveShell, options: Options, code: str, raw: str, name
     profile.write_page(tape, options)
 
 
-def _cell(shell: InteractiveShell, code: str, raw: str, names: dict[str, Any]) -> Cell:
+def cell_of(shell: InteractiveShell, code: str, raw: str, names: dict[str, Any]) -> Cell:
     """Return the code below `%%memprofile` as a program; tracebacks show the lines of the notebook's cell."""
     from memexplore.run.programs.cell import Cell
 

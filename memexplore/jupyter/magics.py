@@ -9,7 +9,14 @@ from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.core.magic import Magics, line_magic, magics_class, needs_local_scope, no_var_expand
+from IPython.core.magic import (
+    Magics,
+    line_cell_magic,
+    line_magic,
+    magics_class,
+    needs_local_scope,
+    no_var_expand,
+)
 
 from memexplore.jupyter import dry_run, profile
 from memexplore.jupyter.memoom import of_shell
@@ -187,6 +194,23 @@ class MemoryMagics(Magics):
         `%debug` works until `%memoom free`.
         """
         self._oom.command(line)
+
+    @no_var_expand
+    @needs_local_scope
+    @line_cell_magic
+    def memcompare(self, line: str, cell: str | None = None, local_ns: dict[str, Any] | None = None) -> Any:
+        """Compare what a program takes on the GPU of this machine with what memexplore predicts.
+
+        %memcompare STEP        run an mx.Step, the value of an expression, on both, and show what differs
+        %%memcompare            the same with the cell, which is run in a copy of the notebook's names
+
+        The value is a Comparison: str() is the answer with a table, .differing the requests that differ.
+        """
+        from memexplore.jupyter.comparing import compared
+
+        names = self.shell.user_ns if local_ns is None else {**self.shell.user_ns, **local_ns}
+        raw = self._running_cells[-1] if self._running_cells else cell or ""
+        return compared(self.shell, line, cell, raw, names)
 
     # -- a profile
 

@@ -4,7 +4,6 @@
   replaces. `live`: its value.
 - `program`: a whole program, for the command line.
 - `watcher`: what the hooks do; it decides where a step ends. `counters`: the memory counters of each device.
-  `driver_memory`: what the driver says of a GPU beyond them.
 - `schedule`: which steps are recorded completely. `recording`: one such step, as a Tape.
 - `store`: everything kept, in bounded memory: `thinning` (rows of steps), `layer_history`, `recorded_steps` (tapes).
 - `control`: knobs switched at the borders of steps, with `setting` (on the models), `locks` (what cannot be switched)

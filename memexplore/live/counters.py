@@ -15,8 +15,8 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from memexplore.live.driver_memory import DriverMemory, Outside
 from memexplore.recorder.cuda import memory_limit
+from memexplore.recorder.driver_memory import DriverMemory, Outside
 from memexplore.virtual_gpu.device import VirtualGpu, active
 from memexplore.virtual_gpu.dispatch import runner
 

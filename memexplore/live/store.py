@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from memexplore.live.counters import PeakFrom, Reading
-from memexplore.live.driver_memory import Outside
 from memexplore.live.layer_history import LayerHistory
 from memexplore.live.leaks import Leaks
 from memexplore.live.reasons import UNEXPLAINED, Facts, reason, rises
@@ -17,6 +16,7 @@ from memexplore.live.schedule import Cause, Schedule
 from memexplore.live.shapes import Shapes, byte_size, text
 from memexplore.live.thinning import History
 from memexplore.ranks.rows import StepRow, numbers
+from memexplore.recorder.driver_memory import Outside
 from memexplore.recorder.module_hooks import Names
 
 _KNOWN_INPUTS = 512

@@ -16,6 +16,7 @@ from memexplore.analysis.placements import placement_note
 from memexplore.analysis.rank import nccl_text, rank_text
 from memexplore.analysis.summary import summary
 from memexplore.analysis.verdict_content import VerdictContent, verdict_content
+from memexplore.figures import values
 from memexplore.figures.blocks import blocks_figure
 from memexplore.figures.layers import layers_tree
 from memexplore.figures.palette import FONT, Theme
@@ -28,6 +29,7 @@ from memexplore.text.units import size_text
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+    from memexplore.analysis.comparison import Comparison
     from memexplore.out_of_memory.value import PostMortem
     from memexplore.tape import Tape
 
@@ -105,24 +107,63 @@ def html(tape: Tape, post_mortem: PostMortem | None = None, plotly: str | None =
     Raises ValueError for a tape that is not placed.
     """
     verdict, drawn = verdict_content(tape), picture(tape)
-    first = first_moment(drawn)
-    row, moment = first.row if len(drawn) else None, first.text
-    script = _SCRIPT.replace("DARK", f'"{Theme.DARK.value}"').replace("LIGHT", f'"{Theme.LIGHT.value}"')
-    scripts = "'unsafe-inline'" if plotly is None else "'unsafe-inline' 'self' file:"
-    policy = f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:"
-    library = f"<script>{get_plotlyjs()}</script>" if plotly is None else f'<script src="{escape(plotly)}"></script>'
     parts = [
-        "<!DOCTYPE html>",
-        '<html lang="en"><head><meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(verdict.headline)}</title><style>{_STYLE}</style></head><body>",
         f'<h1 class="{verdict.level}">{escape(verdict.headline)}</h1>',
         f'<p class="note">{escape(verdict.detail)}</p>',
         _where(verdict),
         *_post_mortem(post_mortem),
         f"<noscript>{image(tape)}</noscript>",
         _figure("timeline", timeline(drawn, points=_POINTS)),
+        *_tables(tape),
+    ]
+    return _page(verdict.headline, parts, plotly)
+
+
+def comparison_html(comparison: Comparison) -> str:
+    """Return a stand-alone HTML page: what differs between a measured and a predicted run, and both of them.
+
+    The timeline is the measured one with the predicted one as an outline; what follows is of the measured run.
+
+    >>> from memexplore.analysis.comparison import compare_tapes
+    >>> from memexplore.tape import Meta, Source, Tape
+    >>> tape = Tape.from_columns({"address": [0], "size": [10]}, meta=Meta(Source.MEASURED, "cpu"))
+    >>> "equal to the byte" in comparison_html(compare_tapes(tape, tape[:]))
+    True
+    """
+    measured = comparison.measured
+    names = f"Measured on {measured.meta.device} · predicted: the outline"
+    parts = [
+        f"<h1>{escape(comparison.text)}</h1>",
+        f'<div class="wide">{values.comparison_html(comparison)}</div>',
+        f'<p class="note">{escape(names)}</p>',
+        f"<noscript>{image(measured)}{image(comparison.predicted)}</noscript>",
+        _figure("timeline", timeline(measured, points=_POINTS, before=comparison.predicted)),
+        *_tables(measured),
+    ]
+    return _page(comparison.text, parts, None)
+
+
+def _page(title: str, parts: list[str], plotly: str | None) -> str:
+    script = _SCRIPT.replace("DARK", f'"{Theme.DARK.value}"').replace("LIGHT", f'"{Theme.LIGHT.value}"')
+    scripts = "'unsafe-inline'" if plotly is None else "'unsafe-inline' 'self' file:"
+    policy = f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:"
+    library = f"<script>{get_plotlyjs()}</script>" if plotly is None else f'<script src="{escape(plotly)}"></script>'
+    head = [
+        "<!DOCTYPE html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
+    ]
+    return "\n".join([*head, *parts, f"{library}<script>{script}</script></body></html>"])
+
+
+def _tables(tape: Tape) -> list[str]:
+    """Return what a page has below its timeline."""
+    drawn = picture(tape)
+    first = first_moment(drawn)
+    row, moment = first.row if len(drawn) else None, first.text
+    return [
         "<h2>Layers</h2>",
         f'<p class="note">Allocated bytes of each layer and its sublayers {moment}. Click a layer to fold it.</p>',
         f'<div class="wide">{layers_tree(drawn, row)}</div>',
@@ -140,9 +181,7 @@ def html(tape: Tape, post_mortem: PostMortem | None = None, plotly: str | None =
         f'<div class="wide">{categories_table(drawn)}</div>',
         "<h2>Sources and assumptions</h2>",
         _facts(tape),
-        f"{library}<script>{script}</script></body></html>",
     ]
-    return "\n".join(parts)
 
 
 def _post_mortem(post_mortem: PostMortem | None) -> list[str]:

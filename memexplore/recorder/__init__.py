@@ -9,6 +9,7 @@
 - `real_device`: recording on the CPU, or on a GPU with the history of its allocator (`allocator_history`); `annotation`
   joins the two, by `matching` and the numbers of the ops in the stacks of the history (`op_numbers`).
 - `earlier_blocks`: what earlier recordings say of blocks that are older than a recording of a real device.
+- `driver_memory`: what the driver says of a GPU: its version, and memory outside the allocator.
 - `isolation`: a run on a GPU that other code shares: segments of its own, unrelated tensors dropped.
 - `history_api`: `torch.cuda.memory._record_memory_history` and related functions on the virtual GPU.
 - `request_sequence`: the requests as a digest, to compare ranks that run in different processes.

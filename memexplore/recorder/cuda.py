@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import platform
 import sys
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ import torch
 
 from memexplore.hardware import catalogue, mig
 from memexplore.hardware.catalogue import Gpu
+from memexplore.recorder.driver_memory import driver_version
 from memexplore.tape import Meta, Os, Source
 from memexplore.tape.allocator_settings import settings_of_environment
 from memexplore.tape.process_limit import limited
@@ -27,10 +29,21 @@ def meta(device: torch.device, versions: Mapping[str, str]) -> Meta:
         capacity=free + reserved,
         total=total,
         settings=settings_of_environment(),
-        versions=dict(versions),
+        versions={**versions, **of_cuda()},
         os=operating_system(sys.platform, platform.release()),
     )
     return limited(result, memory_limit(device))
+
+
+def of_cuda() -> dict[str, str]:
+    """Return what else decides about memory on a CUDA device: releases of CUDA, cuDNN, driver; module loading."""
+    known = {
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "driver": driver_version(),
+        "module loading": os.environ.get("CUDA_MODULE_LOADING"),
+    }
+    return {name: str(value) for name, value in known.items() if value is not None}
 
 
 def memory_limit(device: torch.device) -> int | None:

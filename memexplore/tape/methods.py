@@ -14,6 +14,7 @@ METHODS = {
     "block_bytes": "memexplore.analysis.curves.block_bytes",
     "by_category": "memexplore.analysis.curves.by_category",
     "by_line": "memexplore.analysis.groups.by_line",
+    "comparison_html": "memexplore.figures.values.comparison_html",
     "difference_html": "memexplore.figures.values.difference_html",
     "html": "memexplore.figures.values.tape_html",
     "layers": "memexplore.analysis.tables.layers",
@@ -25,7 +26,8 @@ METHODS = {
     "text": "memexplore.figures.values.tape_text",
     "to_parquet": "memexplore.tape.parquet.write_parquet",
 }
-"""Name -> function; `difference_html` is the form of the difference of two tapes, `peaks` the summary in a file."""
+"""Name -> function; `difference_html` and `comparison_html` are forms of comparisons of two tapes, `peaks` the summary
+in a file."""
 
 
 def method(name: str) -> Callable[..., Any]:

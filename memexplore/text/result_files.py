@@ -23,6 +23,7 @@ class Kind(NamedTuple):
 TAPE = Kind("a tape", (b"memexplore tape ",))
 PARQUET = Kind("a Parquet file", (b"PAR1",))
 PAGE = Kind("an HTML page", (b"<!doctype html", b"<html"))
+MEASUREMENT = Kind("a shared measurement", (b'{\n  "memexplore measurement"',))
 
 
 _SEPARATORS = tuple(filter(None, (os.sep, os.altsep)))

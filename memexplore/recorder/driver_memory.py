@@ -1,4 +1,4 @@
-"""Ask the driver of a CUDA device how much memory each process has outside the allocator.
+"""Ask the driver of a CUDA device for its version, and how much memory each process has outside the allocator.
 
 `torch.cuda.mem_get_info` says what all processes use together. NVML, the driver's library for management, says what
 each process uses; its Python binding `pynvml` (package nvidia-ml-py) is used where it is installed and answers:
@@ -32,6 +32,16 @@ class Outside(NamedTuple):
     """By this process where `others` is known, else by any process."""
     others: int | None = None
     """By other processes; None where the driver does not say."""
+
+
+def driver_version() -> str | None:
+    """Return the version of the driver, such as ``570.86.15``; None where NVML does not say."""
+    try:
+        pynvml: Any = importlib.import_module("pynvml")
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except Exception:  # as in `DriverMemory`
+        return None
 
 
 class DriverMemory:

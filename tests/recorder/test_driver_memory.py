@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from memexplore.live.counters import CudaCounters, Occasional
-from memexplore.live.driver_memory import DriverMemory, Outside
+from memexplore.recorder.driver_memory import DriverMemory, Outside
 
 MIB = 1024**2
 UUID = "8c7b2f10-0000-4d5e-9f00-1234567890ab"
