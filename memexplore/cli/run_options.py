@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from memexplore.run.machine import Machine
 
 ALL_RANKS = "all"
-_OF_THE_MACHINE = ("gpu", "release", "os", "values")
+_OF_THE_MACHINE = ("gpu", "release", "os", "driver", "values")
 """Options that name the machine, apart from the rank."""
 _OF_ONE_RANK = {"live": "--live", "advise": "--advise", "knob": "--knob"}
 """Options whose result is that of one rank."""
@@ -89,6 +89,12 @@ def add(add_command: AddCommand) -> None:
         choices=[system.value for system in Os],
         metavar="SYSTEM",
         help="the system whose driver places segments; up to torch 2.11 this can change peaks; default: linux",
+    )
+    running.add_argument(
+        "--driver",
+        metavar="VERSION",
+        help="the GPU's driver, such as 470.82: before 515 all kernels of CUDA's libraries are loaded, which takes "
+        "memory outside the allocator",
     )
     running.add_argument(
         "--values",
@@ -334,8 +340,9 @@ def _machine(options: argparse.Namespace, rank: int) -> Machine:
     try:
         machine = machine_of(options.gpu)
         if machine.is_virtual:
+            gpu = machine.gpu if options.driver is None else machine.gpu.with_driver(options.driver)
             return machine_of(
-                options.gpu,
+                gpu,
                 release=options.release,
                 os=options.os or Os.LINUX,
                 values=options.values or Values.KNOWN,
@@ -344,7 +351,7 @@ def _machine(options: argparse.Namespace, rank: int) -> Machine:
             )
     except ValueError as error:
         raise UsageError(str(error)) from None
-    for option in ("release", "os", "values", "world"):
+    for option in ("release", "os", "driver", "values", "world"):
         if getattr(options, option) is not None:
             raise UsageError(f"--{option} needs a virtual GPU; name one with --gpu")
     return machine

@@ -9,7 +9,14 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from memexplore.hardware import cloud, mig
-from memexplore.hardware.outside_allocator import BytesOutside, bounded, bytes_outside
+from memexplore.hardware.outside_allocator import (
+    BytesOutside,
+    Library,
+    Loading,
+    bounded,
+    bytes_outside,
+    loading_under,
+)
 from memexplore.text.units import parse_size, size_text
 
 if TYPE_CHECKING:
@@ -66,6 +73,8 @@ class Gpu:
     """Lowest and highest value of `outside` over workloads."""
     limit: int | None = None
     """Bytes that one process may reserve (`torch.cuda.set_per_process_memory_fraction`), None without a limit."""
+    loading: Loading = Loading.LAZY
+    """When CUDA loads kernels, which take memory outside the allocator."""
 
     @property
     def capacity(self) -> int:
@@ -86,10 +95,9 @@ class Gpu:
 
         Raises ValueError for a text that is not a release.
         """
-        entry = next((gpu for gpu in _CATALOGUE if gpu.key == self.key), None)
-        if entry is None:
+        held = self.held_outside(release)
+        if held is None:
             return self
-        held = _outside(self.key, self.compute_capability, self.multiprocessors, entry.total, release)
         return dataclasses.replace(
             self,
             outside=held.bytes,
@@ -97,12 +105,33 @@ class Gpu:
             sources=self.sources._replace(outside=held.source),
         )
 
+    def held_outside(self, release: str | None, libraries: frozenset[Library] | None = None) -> BytesOutside | None:
+        """Return what a process holds outside the allocator, None for a GPU that is not of the catalogue.
 
-def _outside(
-    key: str, capability: tuple[int, int], multiprocessors: int, total: int, release: str | None = None
-) -> BytesOutside:
-    """Return the bytes outside the allocator, at most those that leave what a run has reserved of `total`."""
-    return bounded(bytes_outside(key, capability, multiprocessors, release), key, total)
+        `libraries` are those that it has touched, None if that is not known.
+        """
+        entry = next((gpu for gpu in _CATALOGUE if gpu.key == self.key), None)
+        if entry is None:
+            return None
+        held = bytes_outside(self.key, self.compute_capability, self.multiprocessors, release, self.loading, libraries)
+        return held if self.loading is Loading.EAGER else bounded(held, self.key, entry.total)
+
+    def loaded(self, loading: Loading) -> Gpu:
+        """Return the GPU where kernels are loaded lazily or eagerly.
+
+        >>> gpu = find("A100 40GB")
+        >>> [gpu.loaded(loading).outside >> 20 for loading in Loading]
+        [504, 1695]
+        """
+        return self if loading is self.loading else dataclasses.replace(self, loading=loading).for_release(None)
+
+    def with_driver(self, version: str) -> Gpu:
+        """Return the GPU under a driver, which decides how kernels are loaded; raise ValueError for no version.
+
+        >>> find("A100 40GB").with_driver("470.82.01").loading.value
+        'eager'
+        """
+        return self.loaded(loading_under(version))
 
 
 # --- sources -------------------------------------------------------------------------------------------------------
@@ -151,7 +180,7 @@ def _gpu(
 ) -> Gpu:
     """Return a catalogue entry from the units of the sources: MiB, 10^9 bytes per second, 10^12 FLOP/s."""
     total = round(mib * _MIB)
-    held = _outside(key, capability, multiprocessors, total)
+    held = bounded(bytes_outside(key, capability, multiprocessors), key, total)
     estimates = {"total": total_source.startswith("estimate"), "outside": held.estimated}
     return Gpu(
         key=key,

@@ -8,6 +8,9 @@ What the readings show:
 - **The workload has an effect.** CUDA loads a kernel at its first call: the T4 held 104.875 MiB before any computation,
   and after training convolutions, with one release, 0.15 or 0.20 GiB.
 - **The context without kernels grows with the resident threads of the GPU**, on every architecture: `context_mib`.
+- **Eager loading takes far more.** All kernels of a library are then loaded when it is first touched: an A100 held 479
+  MiB after its first tensor, and 940 with ``CUDA_MODULE_LOADING=EAGER`` (torch 2.1, CUDA 12.1). PyTorch sets ``LAZY``
+  itself since 1.13, but a driver before R515 cannot load lazily (CUDA programming guide): `loading_under`.
 
 So `bytes_outside` takes a reading of the same GPU, of the requested release if available, else of the nearest. A GPU
 without a reading gets an estimate: its context, plus the kernels of other GPUs of its compute capability.
@@ -50,6 +53,39 @@ class Workload(enum.Enum):
     FORWARD = "forward passes"
     """Also readings whose source does not name the workload."""
     TRAINING = "training"
+
+
+class Loading(enum.StrEnum):
+    """When CUDA loads the kernels of a library."""
+
+    LAZY = "lazy"
+    """Each at its first call."""
+    EAGER = "eager"
+    """All of them when the library is first touched."""
+
+
+_FIRST_LAZY_DRIVER = 515
+
+
+def loading_under(driver: str) -> Loading:
+    """Return how kernels are loaded under a driver: before R515 eagerly.
+
+    >>> loading_under("470.82.01").value, loading_under("570.86").value
+    ('eager', 'lazy')
+
+    Raises ValueError for a text that is not the version of a driver.
+    """
+    match = re.match(r"(\d{3})(\.\d+)*$", driver)
+    if match is None:
+        raise ValueError(f"{driver!r} is not a driver version; write one such as 570.86, as nvidia-smi shows it")
+    return Loading.EAGER if int(match[1]) < _FIRST_LAZY_DRIVER else Loading.LAZY
+
+
+class Library(enum.StrEnum):
+    """A library whose kernels a process loads beside those of PyTorch."""
+
+    CUBLAS = "cuBLAS"
+    CUDNN = "cuDNN"
 
 
 class Held(NamedTuple):
@@ -146,12 +182,22 @@ READINGS: tuple[Reading, ...] = (
     Reading("T4", "2.1", "", _text(14.54, 14.38, 30.60 / 1024), _FORWARD, _OOM + "attention on a 14.58 GiB GPU"),
     Reading("RTX 2080 Ti", "2.2+", "", _text(9.01, 8.76, 65.22 / 1024), _TRAINING,
             _OOM + "a CS336 language model on a 10.57 GiB GPU"),
+    Reading("T4", "2.1", "", _text(13.94, 13.20, 621.20 / 1024), _TRAINING,
+            _OOM + "a convolutional LSTM (github tsugumi-sys/SA-ConvLSTM-Pytorch, issue 22)"),
+    Reading("T4", "2.1", "", _text(14.52, 14.06, 330.42 / 1024), _TRAINING,
+            _OOM + "a detector (github FoundationVision/GenerateU, issue 10)"),
+    Reading("T4", "2.1", "", _text(14.27, 14.14, 14.04 / 1024), _TRAINING,
+            _OOM + "Fourier transforms (github Loli-Eternally/D2NN-with-Pytorch, issue 2)"),
     Reading("T4", "2.10", "12.8", Held(104.875), _CONTEXT, _FITCHECK, tolerance=0),
     # Ampere
     Reading("A100 40GB", "2.11+", "", _text(39.31, 38.33, 499.39 / 1024), _TRAINING,
             _OOM + "cross-attention in training, a 39.49 GiB GPU, August 2026"),
     Reading("A100 80GB", "2.11+", "", _text(79.23, 78.42, 336.78 / 1024), _TRAINING,
             _OOM + "a CS336 language model on a 79.25 GiB GPU"),
+    Reading("A100 40GB", "2.5-2.10", "", _text(14.25, 12.87, 912.01 / 1024), _FORWARD,
+            _OOM + "diffusion (github TianheWu/CoSeR, issue 10)"),
+    Reading("A100 80GB", "2.2-2.10", "", _text(16.54, 15.94, 205.65 / 1024), _FORWARD,
+            _OOM + "generation (github HiDream-ai/VAREdit, issue 6)"),
     Reading("A100 80GB", "2.1", "", Held(481), _FORWARD, "0.47 GiB with lazy loading (github stas00/ml-engineering)"),
     Reading("RTX 3080", "", "", Held(266), _FORWARD, _SEEN + "0.26, 0.26, 0.26, 0.21 GiB on 9.64 GiB GPUs"),
     Reading("RTX 3090", "2.2-2.10", "", _text(17.29, 15.78, 1.21), _TRAINING, _OOM + "backward on a 23.56 GiB GPU"),
@@ -166,6 +212,8 @@ READINGS: tuple[Reading, ...] = (
             _OOM + "inference on the GPU that Modal gives for A10 and A10G, 22.06 GiB"),
     Reading("A10", "2.1", "", _text(21.87, 21.65, 1.49 / 1024), _CONTEXT, _OOM + "loading, a 21.99 GiB GPU"),
     Reading("A10G", "", "", _text(21.25, 21.00, 0), _CONTEXT, _OOM + "blocks of 1 GiB on a 22.06 GiB GPU"),
+    Reading("RTX A4000", "2.2-2.10", "", _text(15.51, 15.01, 301.92 / 1024), _FORWARD,
+            _OOM + "reconstruction (github DengKaiCQ/VGGT-Long, issue 6)"),
     Reading("A40", "", "", Held(317), _FORWARD, _SEEN + "0.31 GiB on a 44.42 GiB GPU"),
     # Ada
     Reading("RTX 4070", "", "", Held(246), _FORWARD, _SEEN + "0.24 GiB"),
@@ -179,6 +227,8 @@ READINGS: tuple[Reading, ...] = (
             _OOM + "github Project-MONAI/MONAI, issue 8735", tolerance=1),
     Reading("RTX 6000 Ada", "2.10", "13.0", Held(426), _CONTEXT,
             "nvidia-smi after mem_get_info (github unslothai/unsloth-zoo, pull request 1053)", tolerance=1),
+    Reading("RTX 6000 Ada", "2.5-2.10", "", _text(44.40, 43.94, 41.95 / 1024), _FORWARD,
+            _OOM + "video diffusion (github DINGYANB/MTVCrafter, issue 21)"),
     Reading("L4", "2.11", "12.8", _text(22.01, 21.62, 135.82 / 1024), _TRAINING, _YOLO + "yolo11s-seg"),
     Reading("L4", "", "", _text(21.96, 21.65, 66.83 / 1024), _FORWARD, _OOM + "a solver on a 22.03 GiB GPU"),
     Reading("L4", "", "", _text(21.96, 21.69, 65.15 / 1024), _CONTEXT, _OOM + "loading on a 22.03 GiB GPU"),
@@ -262,20 +312,45 @@ def context_mib(capability: tuple[int, int], multiprocessors: int) -> float:
     return base + kib_per_thread * multiprocessors * RESIDENT_THREADS.get(capability, 1536) / 1024
 
 
-@functools.lru_cache(maxsize=256)
+EAGER_MIB = {Library.CUBLAS: 490, Library.CUDNN: 276}
+"""MiB of a library's kernels, all of them, on an A100 with CUDA 11.8 or 12: nvidia-smi's readings of perceptrons and of
+convolutional networks (itu-rad/GPUMemNet, 2024), less `_EAGER_TORCH` and the context."""
+_EAGER_TORCH = 498
+"""MiB of PyTorch's own kernels on an A100: 920 and 940 MiB after the first tensor with torch 1.13 and 2.1, less the
+context of 432 (stas00/ml-engineering, training/performance)."""
+_EAGER_SHARES = {(6, 0): 0.4, (6, 1): 0.4, (7, 0): 0.75, (7, 5): 0.7, (8, 0): 1.0}
+"""Size of these kernels as a share of those for an A100, as they were with CUDA 11.0 to 11.6; 1 for later ones."""
+_EAGER_ERROR, _EAGER_ERROR_ELSEWHERE = 40, 0.25
+"""MiB by which readings of A100s differ, such as 35 more for BERT; share of the kernels on other GPUs."""
+
+
+@functools.lru_cache(maxsize=512)
 def bytes_outside(
-    gpu: str, capability: tuple[int, int], multiprocessors: int, release: str | None = None
+    gpu: str,
+    capability: tuple[int, int],
+    multiprocessors: int,
+    release: str | None = None,
+    loading: Loading = Loading.LAZY,
+    libraries: frozenset[Library] | None = None,
 ) -> BytesOutside:
     """Return the bytes outside the allocator in a training process on a GPU of the catalogue, with their range.
 
     `gpu` is the key of the entry, `release` a torch release such as ``2.11``, by default the newest with a reading.
-    Readings of training are preferred to forward passes, then readings of a nearer release.
+    Readings of training are preferred to forward passes, then readings of a nearer release. `libraries` are those that
+    the process has touched, None if that is not known: it matters for eager loading.
+
+    >>> a100 = "A100 40GB", (8, 0), 108
+    >>> [round(bytes_outside(*a100, loading=Loading.EAGER, libraries=frozenset(touched)).bytes / 1024**2)
+    ...  for touched in ((), (Library.CUBLAS,), tuple(Library))]
+    [930, 1420, 1696]
 
     >>> bytes_outside("T4", (7, 5), 40, "2.14").bytes / 1024**2
     140.875
 
     Raises ValueError for a text that is not a release.
     """
+    if loading is Loading.EAGER and not gpu.startswith("MI"):
+        return _eager(capability, multiprocessors, libraries)
     wanted = _NEWEST if release is None else _parse_release(release)
     of_gpu = [reading for reading in READINGS if reading.gpu == gpu]
     computing = [reading for reading in of_gpu if reading.workload is not Workload.CONTEXT]
@@ -294,6 +369,25 @@ def bytes_outside(
         high=round(max(reading.mib + reading.tolerance for reading in computing) * _MIB),
         estimated=False,
         source=_source_text(best),
+    )
+
+
+def _eager(capability: tuple[int, int], multiprocessors: int, libraries: frozenset[Library] | None) -> BytesOutside:
+    """Return the context and all kernels of PyTorch and of the libraries touched: of all if that is not known."""
+    share = _EAGER_SHARES.get(capability, 1.0)
+    context = context_mib(capability, multiprocessors)
+    # A context by its multiprocessors; the one that this was measured with is the A100's.
+    touched = frozenset(Library) if libraries is None else libraries
+    kernels = share * (_EAGER_TORCH + sum(EAGER_MIB[library] for library in touched))
+    least = kernels if libraries is not None else share * _EAGER_TORCH
+    error = _EAGER_ERROR if capability == (8, 0) else _EAGER_ERROR_ELSEWHERE * kernels + _CONTEXT_ERROR * context
+    return BytesOutside(
+        bytes=round((context + kernels) * _MIB),
+        low=round(max(context + least - error, 0) * _MIB),
+        high=round((context + kernels + error) * _MIB),
+        estimated=True,
+        source=f"estimate: a context by its multiprocessors, {context:.0f} MiB, and, as kernels are loaded eagerly, "
+        f"{kernels:.0f} MiB for all of {', '.join(['PyTorch', *sorted(touched)])}",
     )
 
 

@@ -17,6 +17,9 @@ from memexplore.tape import Meta, Os, Source
 from memexplore.tape.allocator_settings import settings_of_environment
 from memexplore.tape.process_limit import limited
 
+LOADING = "module loading"
+"""Name in `Meta.versions` of the value of ``CUDA_MODULE_LOADING``."""
+
 
 def meta(device: torch.device, versions: Mapping[str, str]) -> Meta:
     """Return the metadata of a recording on a CUDA device."""
@@ -41,7 +44,7 @@ def of_cuda() -> dict[str, str]:
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
         "driver": driver_version(),
-        "module loading": os.environ.get("CUDA_MODULE_LOADING"),
+        LOADING: os.environ.get("CUDA_MODULE_LOADING"),
     }
     return {name: str(value) for name, value in known.items() if value is not None}
 

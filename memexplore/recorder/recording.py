@@ -10,7 +10,9 @@ from types import FrameType
 import torch
 
 from memexplore.analysis import stream_timing
+from memexplore.hardware.outside_allocator import Loading
 from memexplore.recorder import endings, module_hooks, tape_builder
+from memexplore.recorder.cuda import LOADING
 from memexplore.recorder.isolation import Unrelated
 from memexplore.recorder.real_device import RealDevice, note_failure
 from memexplore.recorder.recorder import Recorder
@@ -212,11 +214,16 @@ def predicted(device: VirtualGpu) -> Meta:
         capacity=gpu.total - gpu.outside,
         total=gpu.total,
         settings=str(device.settings),
-        versions=versions(device.release),
+        versions=versions(device.release) | of_loading(gpu.loading),
         notes=(gpu.note,) if gpu.note else (),
         os=device.os,
     )
     return limited(meta, device.allocator.limit)
+
+
+def of_loading(loading: Loading) -> dict[str, str]:
+    """Return what `Meta.versions` says of the loading of kernels: nothing where it is lazy, which is usual."""
+    return {} if loading is Loading.LAZY else {LOADING: loading.value.upper()}
 
 
 __all__ = ["Recording", "predicted", "record", "versions"]

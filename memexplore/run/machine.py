@@ -15,6 +15,7 @@ from memexplore.allocator import Settings
 from memexplore.allocator.placement import system_of
 from memexplore.hardware import catalogue
 from memexplore.hardware.catalogue import Flops, Gpu, Sources
+from memexplore.hardware.outside_allocator import Loading
 from memexplore.recorder import cuda, history_api
 from memexplore.recorder.recording import predicted
 from memexplore.tape import Os
@@ -186,6 +187,8 @@ def machine_of(
         entry = _cpu() if kind is Kind.CPU else cuda.catalogue_gpu(device)
     elif not isinstance(gpu, Gpu):
         entry = catalogue.find(gpu)
+    if kind is not Kind.CPU and system.environ.get("CUDA_MODULE_LOADING") == Loading.EAGER.value.upper():
+        entry = entry.loaded(Loading.EAGER)  # type: ignore[union-attr]
     of_group(rank, world)  # raises
     machine = Machine(
         gpus=(entry,),  # type: ignore[arg-type]

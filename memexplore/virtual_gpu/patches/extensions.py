@@ -10,6 +10,7 @@ import functools
 import os
 from collections.abc import Callable
 from importlib.machinery import ExtensionFileLoader
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,26 +24,13 @@ _SYMBOL = "_ZTIN3c1011StorageImplE"
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
-class _Library(ctypes.Structure):
-    """What `dl_iterate_phdr` tells of a loaded library (link.h)."""
-
-    _fields_ = (
-        ("address", ctypes.c_void_p),
-        ("path", ctypes.c_char_p),
-        ("headers", ctypes.c_void_p),
-        ("number_of_headers", ctypes.c_uint16),
-        ("loaded_so_far", ctypes.c_ulonglong),
-    )
-
-
-_Visit = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Library), ctypes.c_size_t, ctypes.c_void_p)
-_visit_all: Any = getattr(ctypes.CDLL(None), "dl_iterate_phdr", None) if os.name == "posix" else None
-"""Calls a function for each loaded library until it returns 1; None on systems other than Linux and BSD."""
+_MAPS = Path("/proc/self/maps")
+"""What Linux says of the memory of this process: a line for each part, with the file that it is of (proc(5))."""
 
 
 def patches() -> list[Patch]:
     """Return the patches: extensions loaded before, and those that the program loads."""
-    if _visit_all is None:
+    if not _MAPS.exists():
         return []
     return [
         Call(_look),
@@ -52,7 +40,7 @@ def patches() -> list[Patch]:
 
 
 def _look() -> None:
-    if Reading.by_extensions or _is_any_loaded(_loaded_so_far()):
+    if Reading.by_extensions or any(map(_uses_torch, _libraries())):
         Reading.by_extensions = True
         update_reading(storages())
 
@@ -68,36 +56,16 @@ def _then_looking(original: Callable[..., Any]) -> Callable[..., Any]:
     return load
 
 
-def _loaded_so_far() -> int:
-    """Return how many libraries the process has loaded."""
-    count = 0
-
-    def first(library: Any, size: int, data: Any) -> int:
-        nonlocal count
-        count = library.contents.loaded_so_far
-        return 1
-
-    _visit_all(_Visit(first), None)
-    return count
-
-
-@functools.lru_cache(maxsize=1)
-def _is_any_loaded(loaded_so_far: int) -> bool:
-    """Whether one of the loaded libraries is an extension that uses torch."""
-    names: list[bytes] = []
-
-    def add(library: Any, size: int, data: Any) -> int:
-        names.append(library.contents.path or b"")
-        return 0
-
-    _visit_all(_Visit(add), None)
-    return any(map(_uses_torch, filter(None, names)))
+def _libraries() -> set[str]:
+    """Return the paths of the libraries that the process has loaded."""
+    # Not by dl_iterate_phdr: ctypes would lose an interrupt that comes while it calls a function of Python.
+    lines = _MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    return {line[line.index("/") :] for line in lines if " r-xp " in line and "/" in line}
 
 
 @functools.cache
-def _uses_torch(name: bytes) -> bool:
+def _uses_torch(path: str) -> bool:
     """Whether a loaded library was linked with torch's: a symbol is looked for in it and in the libraries it needs."""
-    path = os.fsdecode(name)
     if path.startswith(_TORCH):
         return False
     try:
