@@ -5,13 +5,18 @@ from __future__ import annotations
 import statistics
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import memexplore as mx
 from memexplore.hardware import catalogue
+from memexplore.hardware.catalogue import find
 from memexplore.hardware.outside_allocator import (
     KERNEL_MIB,
     READINGS,
+    Library,
+    Loading,
     Reading,
     Workload,
     bytes_outside,
@@ -19,6 +24,7 @@ from memexplore.hardware.outside_allocator import (
     most_reserved,
     nccl_bytes,
 )
+from memexplore.run.machine import machine_of
 from memexplore.tape import Communicator
 
 MIB = 1024**2
@@ -88,15 +94,64 @@ def test_every_value_is_within_its_range(release):
 
 def test_estimate_is_context_plus_kernels_of_the_compute_capability():
     # RTX 3070: 46 multiprocessors of 1536 threads of 1.874 KiB are 129.3 MiB, plus 27 are 156.3 MiB of context; kernels
-    # take 54 MiB on other GPUs of compute capability 8.6.
+    # take 52 MiB on other GPUs of compute capability 8.6.
     assert outside("RTX 3070").estimated
-    assert outside("RTX 3070").bytes / MIB == pytest.approx(27 + 46 * 1536 * 1.874 / 1024 + 54, abs=1e-6)
+    assert outside("RTX 3070").bytes / MIB == pytest.approx(27 + 46 * 1536 * 1.874 / 1024 + 52, abs=1e-6)
 
 
 def test_estimate_uses_a_reading_of_the_context():
     # RTX 6000 Ada: 426 MiB before any computation; kernels take 69 to 90 MiB, median 84.
     result = outside("RTX 6000 Ada")
     assert (result.low, result.bytes, result.high) == ((426 - 1 + 69) * MIB, (426 + 84) * MIB, (426 + 1 + 90) * MIB)
+
+
+@pytest.mark.parametrize(
+    ("libraries", "measured"),
+    [
+        ((), 920),  # a first tensor with torch 1.13 (stas00/ml-engineering)
+        ((), 940),  # with torch 2.1
+        ((Library.CUBLAS,), 1429),  # perceptrons and transformers (itu-rad/GPUMemNet)
+        ((Library.CUBLAS,), 1464),  # BERT
+        ((Library.CUBLAS, Library.CUDNN), 1679),  # networks of convolutions
+        ((Library.CUBLAS, Library.CUDNN), 1719),  # with batch norm
+    ],
+)
+def test_eager_loading_takes_what_a100s_have_taken(libraries, measured):
+    held = bytes_outside("A100 40GB", (8, 0), 108, "2.4", Loading.EAGER, frozenset(libraries))
+    assert held.low <= measured * MIB <= held.high
+    assert held.high - held.low <= 200 * MIB
+
+
+def test_what_eager_loading_takes_without_knowing_the_libraries_contains_all_of_them():
+    unknown = bytes_outside("A100 40GB", (8, 0), 108, "2.4", Loading.EAGER)
+    none, every = (
+        bytes_outside("A100 40GB", (8, 0), 108, "2.4", Loading.EAGER, libraries)
+        for libraries in (frozenset(), frozenset(Library))
+    )
+    assert unknown.low == none.low
+    assert (unknown.bytes, unknown.high) == (every.bytes, every.high)
+
+
+@pytest.mark.parametrize("key", [key for key in GPUS if not key.startswith("MI")])
+def test_eager_loading_takes_more_than_lazy_loading(key):
+    gpu = GPUS[key]
+    assert gpu.loaded(Loading.EAGER).outside > gpu.outside
+    assert gpu.loaded(Loading.EAGER).loaded(Loading.LAZY) == gpu.for_release(None)
+
+
+def test_a_driver_decides_how_kernels_are_loaded():
+    # R515 is the first that can load them lazily (CUDA programming guide).
+    assert find("A100").with_driver("510.47.03").loading is Loading.EAGER
+    assert find("A100").with_driver("515.43.04").loading is Loading.LAZY
+    with pytest.raises(ValueError, match=r"'12.4' is not a driver version; write one such as 570.86"):
+        find("A100").with_driver("12.4")
+
+
+def test_the_variable_of_cuda_decides_too(monkeypatch):
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "EAGER")
+    assert machine_of("A100").capacity < find("A100").capacity - (1 << 30)
+    tape = mx.simulate(lambda: torch.ones(1, device="cuda"), gpu=machine_of("A100").gpu)
+    assert tape.meta.versions["module loading"] == "EAGER"
 
 
 def test_text_that_is_no_release_raises():

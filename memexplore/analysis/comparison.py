@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from memexplore.allocator.replay import assign_addresses
 from memexplore.analysis.curves import Rows, lifetimes, peak
+from memexplore.hardware.outside_allocator import Library
 from memexplore.tape import Action, Category, Phase, Tape
 from memexplore.tape.allocator_settings import Settings
 from memexplore.tape.methods import method
@@ -275,6 +276,18 @@ def compare_tapes(measured: Tape, predicted: Tape) -> Comparison:
         tuple(group.shown() for group in differing),
         {name: Peaks(peak(measured, name)[0], peak(predicted, name)[0]) for name in CURVES},  # type: ignore[arg-type]
     )
+
+
+def libraries(tape: Tape) -> frozenset[Library]:
+    """Return the libraries whose kernels a program has called, of those that take much memory outside the allocator.
+
+    >>> from memexplore.tape import Meta, Source
+    >>> tape = Tape.from_columns({"op": [0]}, ops=["aten::mm"], meta=Meta(Source.MEASURED, "cuda:0"))
+    >>> [library.value for library in libraries(tape)]
+    ['cuBLAS']
+    """
+    found = {_library(op) for op in tape.ops}
+    return frozenset(library for library in Library if library.value in found)
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ class Gpu:
 
         >>> gpu = find("A100 40GB")
         >>> [gpu.loaded(loading).outside >> 20 for loading in Loading]
-        [504, 1695]
+        [504, 1698]
         """
         return self if loading is self.loading else dataclasses.replace(self, loading=loading).for_release(None)
 

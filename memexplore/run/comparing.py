@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from memexplore.analysis.comparison import Comparison, Peaks, compare_tapes
+import torch
+
+from memexplore.analysis.comparison import Comparison, Peaks, compare_tapes, libraries
 from memexplore.recorder.driver_memory import DriverMemory
 from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.machine import CUDA, Machine, default_name, machine_of
@@ -45,7 +47,9 @@ def compare(program: Program | Tape, predicted: Tape | None = None, *, knobs: Kn
 
 def _on_both(program: Program, knobs: Knobs, machine: Machine) -> Comparison:
     measured = run(program, knobs, machine).tape
-    outside = DriverMemory(machine.device).outside().size
-    gpu = machine.gpu.for_release(machine.release)
+    outside = DriverMemory(torch.device(CUDA)).outside().size
+    held = machine.gpu.held_outside(machine.release, libraries(measured))
     result = compare_tapes(measured, run(program, knobs, machine.twin()).tape)
-    return dataclasses.replace(result, outside=Peaks(outside, gpu.outside), outside_range=gpu.outside_range)
+    if held is None:
+        return result
+    return dataclasses.replace(result, outside=Peaks(outside, held.bytes), outside_range=(held.low, held.high))

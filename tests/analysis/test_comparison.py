@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,14 @@ import torch
 import memexplore as mx
 from memexplore.analysis.comparison import Change, Peaks, compare_tapes
 from memexplore.page.report import comparison_html
+from memexplore.run import comparing
 from memexplore.run.machine import machine_of
 from memexplore.run.run import run
 from memexplore.run.shared_measurement import shared
 from memexplore.tape import COLUMNS, Action, Category, Meta, Source, Tape
+from memexplore.virtual_gpu import device
+from memexplore.virtual_gpu.kernels import hopper_convolutions
+from tests import real_gpu
 from tests.gpu import golden
 from tests.virtual_gpu.test_golden import RECORDED, measured, predicted
 
@@ -290,6 +295,51 @@ def test_a_golden_recording_is_the_measured_side(path, name):
     predicted_ones = [group for group in comparison.differing if group.change in (Change.SIZE, Change.PREDICTED)]
     assert {group.library for group in predicted_ones} <= GOLDEN[name]
     assert comparison.equal >= 0.8 * comparison.requests[0]
+
+
+# --- a GPU that is recorded, and that differs in known places ---------------------------------------------------------
+
+
+def _step() -> None:
+    model = Net().cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        model(torch.zeros(16, 3, 32, 32, device="cuda")).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_recorded_gpu_that_is_as_predicted_is_equal(monkeypatch):
+    comparison = compare_tapes(real_gpu.recorded(monkeypatch, _step, "H100"), mx.simulate(_step, gpu="H100"))
+    assert comparison.is_equal, str(comparison)
+
+
+def test_a_workspace_of_a_recorded_gpu_is_named_with_library_op_and_layer(monkeypatch):
+    with monkeypatch.context() as patched:
+        workspace = hopper_convolutions.workspace
+        patched.setattr(hopper_convolutions, "workspace", lambda convolution, of: 3 * workspace(convolution, of))
+        patched.setattr(device, "_plans", {})
+        measured = real_gpu.recorded(monkeypatch, _step, "H100")
+    comparison = compare_tapes(measured, mx.simulate(_step, gpu="H100"))
+    assert {group.library for group in comparison.differing} == {"cuDNN"}
+    assert any(group.name == "cuDNN's workspace in aten::convolution (body)" for group in comparison.differing)
+
+
+def test_a_step_is_measured_and_predicted(monkeypatch):
+    """The measured side is a virtual T4 in the place of the real GPU, with 700 MiB outside the allocator."""
+    monkeypatch.setattr(comparing, "default_name", lambda: "cuda")
+    monkeypatch.setattr(comparing, "machine_of", lambda name: machine_of("T4", release="2.14"))
+    monkeypatch.setattr(
+        comparing, "DriverMemory", lambda device: SimpleNamespace(outside=lambda: SimpleNamespace(size=700 * MIB))
+    )
+    comparison = mx.compare(mx.Step(Net(), torch.zeros(4, 3, 32, 32), loss=torch.mean))
+    assert comparison.is_equal
+    assert comparison.outside == Peaks(700 * MIB, int(140.875 * MIB))  # tests/test_outside_allocator.py
+
+
+def test_without_a_gpu_the_error_says_what_to_do():
+    with pytest.raises(ValueError, match=r"torch finds none that is not virtual: record the program where one is"):
+        mx.compare(mx.Step(Net(), torch.zeros(4, 3, 32, 32), loss=torch.mean))
 
 
 # --- what is shown and shared -----------------------------------------------------------------------------------------

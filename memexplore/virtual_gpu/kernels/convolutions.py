@@ -1,13 +1,12 @@
 """Request the memory of convolutions in cuDNN: copies in its memory format, the result, and a workspace.
 
 The workspace is mostly an estimate, as the tape's notes say: cuDNN's heuristics choose the algorithm, and with it the
-workspace, inside the library. On tensor cores that multiply float32 (from Ampere on) the rules are those of
-hopper_convolutions.py, which were measured on an H100. On A100s they are nearer to what was measured than the bytes of
-input, weight and output: of 174 generated networks with up to four convolutions (github itu-rad/GPUMemNet, 2024)
-reserved memory is off by 2.2 % in the median, and by 3.2 % with those bytes; of the networks of itu-rad/CARMA (2025) by
-1.6 % instead of 5 %. On earlier GPUs recordings in float32 give the workspace to the byte for a 3 x 3 window on Turing
-(Winograd), and none for a 1 x 1 window. Elsewhere the weight's bytes stand for it; in 16 bits a contiguous (NCHW) input
-is converted to NHWC inside the workspace, which then holds input, weight and output.
+workspace, inside the library. In float32 recordings give the workspace to the byte for a 3 x 3 window on Turing
+(Winograd), and none for a 1 x 1 window. Elsewhere the weight's bytes stand for it. On tensor cores a contiguous (NCHW)
+input is converted to NHWC inside the workspace, which then holds input, weight and output. For Hopper GPUs the rules
+are in hopper_convolutions.py. Those for a window of one pixel, a matrix product in memory, and for groups hold on Ampere
+and Ada too: with them MobileNetV2 and EfficientNet on an A100 are within 2 % of what nvidia-smi read, and without them
+7 to 10 % above it (github itu-rad/CARMA).
 
 A workspace that does not fit is not an error: cuDNN tries the next algorithm (try_plans and try_configs in
 cudnn/Conv_v8.cpp catch OutOfMemoryError).
@@ -39,7 +38,7 @@ from memexplore.virtual_gpu.values import notes
 
 _aten = torch.ops.aten
 
-TENSOR_CORES_OF_FLOAT32 = 8, 0
+_TENSOR_CORES_OF_FLOAT32 = 8, 0
 """Compute capability from which tensor cores multiply float32."""
 _CONVOLUTIONS = [_aten.convolution.default, _aten.convolution_backward.default]
 
@@ -52,19 +51,6 @@ NOTE = (
     "cuDNN's convolution workspaces are estimates: the weight's bytes each, or input, weight and output together where "
     "a contiguous input runs on tensor cores (recorded: 0 to 5 times the weight; with cudnn.benchmark more)"
 )
-
-
-ELSEWHERE_NOTE = (
-    "cuDNN's convolution workspaces are estimates, by rules that were fitted on 32 600 measured ones of an H100; with "
-    "them reserved memory of networks of convolutions on A100s was off by 2 to 4 % in the median"
-)
-
-
-def _note() -> str:
-    capability = cuda_build.current().compute_capability
-    if capability < TENSOR_CORES_OF_FLOAT32:
-        return NOTE
-    return HOPPER_NOTE if capability >= (9, 0) else ELSEWHERE_NOTE
 
 
 @rule(Kind.TF32, "cudnn/ConvShared.cpp", *_CONVOLUTIONS)
@@ -130,9 +116,9 @@ def _workspace(
     """
     capability = cuda_build.current().compute_capability
     stride, _, dilation, transposed, groups = window
-    if capability >= TENSOR_CORES_OF_FLOAT32:
-        if groups > 1:
-            return 0  # as measured for four in five
+    if groups > 1 and capability >= _TENSOR_CORES_OF_FLOAT32:
+        return 0
+    if capability >= (9, 0) or (capability >= _TENSOR_CORES_OF_FLOAT32 and math.prod(weight.shape[2:]) == 1):
         shapes: tuple[Sequence[int], Sequence[int]] = (source.shape, result)
         if transposed:
             # It is the gradient of the input of the convolution that makes its input of its result.
@@ -145,7 +131,10 @@ def _workspace(
     if of is hopper.Pass.RESULT and _is_product(source, weight, window):
         return 0
     half = source.dtype in (torch.float16, torch.bfloat16)
-    if half and capability >= (7, 0) and not _channels_last(source):
+    tensor_cores = (half and capability >= (7, 0)) or (
+        source.dtype is torch.float32 and capability >= _TENSOR_CORES_OF_FLOAT32 and tf32_allowed_in_convolutions()
+    )
+    if tensor_cores and not _channels_last(source):
         return nbytes(source) + nbytes(weight) + math.prod(result) * source.dtype.itemsize
     # Nothing is recorded of the algorithm for the gradient of the weight.
     unit_window = [set(stride), set(dilation), groups] == [{1}, {1}, 1] and of is not hopper.Pass.WEIGHT_GRADIENT
@@ -192,7 +181,7 @@ def forward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     groups = args[8]
     if type(outputs[0]) is not NewTensor or not _uses_cudnn(source, weight, groups):
         return None
-    notes.add(_note())
+    notes.add(HOPPER_NOTE if cuda_build.current().compute_capability >= (9, 0) else NOTE)
     last = _channels_last(source) or _channels_last(weight)
     if last:
         outputs[0] = _in_channels_last(outputs[0])
@@ -214,7 +203,7 @@ def backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
         order = (1, 0) if gradient.dim() == 4 else (0, 1)
         without: Requests = [Output(number) for number in order if type(outputs[number]) is NewTensor]
         return without + (_bias_gradient(gradient) if mask[2] else [])
-    notes.add(_note())
+    notes.add(HOPPER_NOTE if cuda_build.current().compute_capability >= (9, 0) else NOTE)
     last = _channels_last(source) or _channels_last(weight)
     requests = _copies([gradient, source, weight] if mask[1] else [gradient, weight], last)
     for index in range(2):
