@@ -278,10 +278,15 @@ def difference_html(difference: Difference) -> str:
 
 def comparison_html(comparison: Comparison) -> str:
     """Return a comparison of a measured tape with a predicted one as HTML."""
+    return form([comparison.text], comparison_tables(comparison))
+
+
+def comparison_tables(comparison: Comparison) -> str:
+    """Return the peaks of a comparison and the requests that differ as HTML."""
     rows = [[words(name), *map(number, values)] for name, *values in comparison.table()]
     differing = [[words(group.full_text)] for group in comparison.differing]
-    tables = [table(("", "measured", "predicted", "difference"), rows)]
-    return form([comparison.text], *tables, *([table(("requests that differ",), differing)] if differing else []))
+    peaks = table(("", "measured", "predicted", "difference"), rows)
+    return peaks + (table(("requests that differ",), differing) if differing else "")
 
 
 def tape_text(tape: Tape) -> str:

@@ -134,7 +134,7 @@ def comparison_html(comparison: Comparison) -> str:
     names = f"Measured on {measured.meta.device} · predicted: the outline"
     parts = [
         f"<h1>{escape(comparison.text)}</h1>",
-        f'<div class="wide">{values.comparison_html(comparison)}</div>',
+        f'<div class="wide">{values.comparison_tables(comparison)}</div>',
         f'<p class="note">{escape(names)}</p>',
         f"<noscript>{image(measured)}{image(comparison.predicted)}</noscript>",
         _figure("timeline", timeline(measured, points=_POINTS, before=comparison.predicted)),
