@@ -4,9 +4,9 @@ The workspace is mostly an estimate, as the tape's notes say: cuDNN's heuristics
 workspace, inside the library. In float32 recordings give the workspace to the byte for a 3 x 3 window on Turing
 (Winograd), and none for a 1 x 1 window. Elsewhere the weight's bytes stand for it. On tensor cores a contiguous (NCHW)
 input is converted to NHWC inside the workspace, which then holds input, weight and output. For Hopper GPUs the rules
-are in hopper_convolutions.py. Those for a window of one pixel, a matrix product in memory, and for groups hold on Ampere
-and Ada too: with them MobileNetV2 and EfficientNet on an A100 are within 2 % of what nvidia-smi read, and without them
-7 to 10 % above it (github itu-rad/CARMA).
+are in hopper_convolutions.py. Those for a window of one pixel, a matrix product in memory, and for groups hold on
+Ampere and Ada too: with them MobileNetV2 and EfficientNet on an A100 are within 1 % of what nvidia-smi read, and
+without them 7 to 10 % above it (github itu-rad/CARMA).
 
 A workspace that does not fit is not an error: cuDNN tries the next algorithm (try_plans and try_configs in
 cudnn/Conv_v8.cpp catch OutOfMemoryError).
