@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -291,17 +290,10 @@ def _execute(code: tuple[Any, Any], global_names: dict[str, Any], local_names: d
 
 
 _LOADED: weakref.WeakKeyDictionary[InteractiveShell, MemoryMagics] = weakref.WeakKeyDictionary()
-_NAMES: Sequence[tuple[str, str]] = (
-    ("line", "memprofile"),
-    ("cell", "memprofile"),
-    ("line", "memgpu"),
-    ("line", "memoom"),
-    ("line", "_memprofile_cell"),
-)
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Add `%%memprofile`, `%memprofile`, `%memgpu` and `%memoom` to the shell. Loading twice has no further effect."""
+    """Add the magics of `MemoryMagics` to the shell. Loading twice has no further effect."""
     if shell in _LOADED:
         return
     read_requests_after_replies()
@@ -324,6 +316,7 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
     shell.input_transformers_cleanup.remove(rewrite_first_line)
     shell.events.unregister("pre_run_cell", magics.pre_run_cell)
     shell.events.unregister("post_run_cell", magics.post_run_cell)
-    for kind, name in _NAMES:
-        shell.magics_manager.magics[kind].pop(name, None)
+    for kind, names in {**magics.magics, "cell": {**magics.magics["cell"], "memprofile": ""}}.items():
+        for name in names:
+            shell.magics_manager.magics[kind].pop(name, None)
     shell.magics_manager.registry.pop(type(magics).__name__, None)
