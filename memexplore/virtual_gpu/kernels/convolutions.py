@@ -4,9 +4,7 @@ The workspace is mostly an estimate, as the tape's notes say: cuDNN's heuristics
 workspace, inside the library. In float32 recordings give the workspace to the byte for a 3 x 3 window on Turing
 (Winograd), and none for a 1 x 1 window. Elsewhere the weight's bytes stand for it. On tensor cores a contiguous (NCHW)
 input is converted to NHWC inside the workspace, which then holds input, weight and output. For Hopper GPUs the rules
-are in hopper_convolutions.py. Those for a window of one pixel, a matrix product in memory, and for groups hold on
-Ampere and Ada too: with them MobileNetV2 and EfficientNet on an A100 are within 1 % of what nvidia-smi read, and
-without them 7 to 10 % above it (github itu-rad/CARMA).
+are in hopper_convolutions.py.
 
 A workspace that does not fit is not an error: cuDNN tries the next algorithm (try_plans and try_configs in
 cudnn/Conv_v8.cpp catch OutOfMemoryError).
@@ -38,8 +36,6 @@ from memexplore.virtual_gpu.values import notes
 
 _aten = torch.ops.aten
 
-_TENSOR_CORES_OF_FLOAT32 = 8, 0
-"""Compute capability from which tensor cores multiply float32."""
 _CONVOLUTIONS = [_aten.convolution.default, _aten.convolution_backward.default]
 
 HOPPER_NOTE = (
@@ -116,9 +112,9 @@ def _workspace(
     """
     capability = cuda_build.current().compute_capability
     stride, _, dilation, transposed, groups = window
-    if groups > 1 and capability >= _TENSOR_CORES_OF_FLOAT32:
-        return 0
-    if capability >= (9, 0) or (capability >= _TENSOR_CORES_OF_FLOAT32 and math.prod(weight.shape[2:]) == 1):
+    if capability >= (9, 0):
+        if groups > 1:
+            return 0  # as measured for four in five
         shapes: tuple[Sequence[int], Sequence[int]] = (source.shape, result)
         if transposed:
             # It is the gradient of the input of the convolution that makes its input of its result.
@@ -132,7 +128,7 @@ def _workspace(
         return 0
     half = source.dtype in (torch.float16, torch.bfloat16)
     tensor_cores = (half and capability >= (7, 0)) or (
-        source.dtype is torch.float32 and capability >= _TENSOR_CORES_OF_FLOAT32 and tf32_allowed_in_convolutions()
+        source.dtype is torch.float32 and capability >= (8, 0) and tf32_allowed_in_convolutions()
     )
     if tensor_cores and not _channels_last(source):
         return nbytes(source) + nbytes(weight) + math.prod(result) * source.dtype.itemsize
