@@ -152,6 +152,7 @@ def test_the_variable_of_cuda_decides_too(monkeypatch):
     assert machine_of("A100").capacity < find("A100").capacity - (1 << 30)
     tape = mx.simulate(lambda: torch.ones(1, device="cuda"), gpu=machine_of("A100").gpu)
     assert tape.meta.versions["module loading"] == "EAGER"
+    assert find("A100").under(tape.meta.versions).capacity == tape.meta.capacity
 
 
 def test_text_that_is_no_release_raises():

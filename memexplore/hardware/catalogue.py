@@ -6,10 +6,12 @@ import dataclasses
 import difflib
 import functools
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from memexplore.hardware import cloud, mig
 from memexplore.hardware.outside_allocator import (
+    LOADING,
     BytesOutside,
     Library,
     Loading,
@@ -124,6 +126,15 @@ class Gpu:
         [504, 1698]
         """
         return self if loading is self.loading else dataclasses.replace(self, loading=loading).for_release(None)
+
+    def under(self, versions: Mapping[str, str]) -> Gpu:
+        """Return the GPU with the `outside` of a tape's versions: of its torch release, and of how kernels are loaded.
+
+        >>> find("A100 40GB").under({"torch": "2.11", "module loading": "EAGER"}).outside >> 20
+        1698
+        """
+        is_eager = versions.get(LOADING) == Loading.EAGER.value.upper()
+        return self.loaded(Loading.EAGER if is_eager else Loading.LAZY).for_release(versions.get("torch"))
 
     def with_driver(self, version: str) -> Gpu:
         """Return the GPU under a driver, which decides how kernels are loaded; raise ValueError for no version.

@@ -64,6 +64,8 @@ class Loading(enum.StrEnum):
     """All of them when the library is first touched."""
 
 
+LOADING = "module loading"
+"""Name among the versions of a tape of the value of ``CUDA_MODULE_LOADING``."""
 _FIRST_LAZY_DRIVER = 515
 
 

@@ -178,7 +178,7 @@ def _others(tape: Tape, evidence: Evidence | None) -> tuple[int, tuple[tuple[int
     gpu = None
     for name in (meta.gpu, meta.device):
         try:
-            gpu = catalogue.find(name or "").for_release(meta.versions.get("torch"))
+            gpu = catalogue.find(name or "").under(meta.versions)
             break
         except ValueError:
             continue

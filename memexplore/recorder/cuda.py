@@ -12,13 +12,11 @@ import torch
 
 from memexplore.hardware import catalogue, mig
 from memexplore.hardware.catalogue import Gpu
+from memexplore.hardware.outside_allocator import LOADING
 from memexplore.recorder.driver_memory import driver_version
 from memexplore.tape import Meta, Os, Source
 from memexplore.tape.allocator_settings import settings_of_environment
 from memexplore.tape.process_limit import limited
-
-LOADING = "module loading"
-"""Name in `Meta.versions` of the value of ``CUDA_MODULE_LOADING``."""
 
 
 def meta(device: torch.device, versions: Mapping[str, str]) -> Meta:

@@ -10,9 +10,8 @@ from types import FrameType
 import torch
 
 from memexplore.analysis import stream_timing
-from memexplore.hardware.outside_allocator import Loading
+from memexplore.hardware.outside_allocator import LOADING, Loading
 from memexplore.recorder import endings, module_hooks, tape_builder
-from memexplore.recorder.cuda import LOADING
 from memexplore.recorder.isolation import Unrelated
 from memexplore.recorder.real_device import RealDevice, note_failure
 from memexplore.recorder.recorder import Recorder

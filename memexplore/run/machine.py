@@ -123,8 +123,8 @@ class Machine:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
     def with_gpu(self, gpu: Gpu) -> Machine:
-        """Return the machine with one virtual GPU instead of its GPUs."""
-        return self.replace(gpus=(gpu,), kind=Kind.VIRTUAL)
+        """Return the machine with one virtual GPU instead of its GPUs; kernels are loaded as they were."""
+        return self.replace(gpus=(gpu.loaded(self.gpu.loading),), kind=Kind.VIRTUAL)
 
     def with_settings(self, settings: str) -> Machine:
         """Return the machine with allocator settings that hold whatever the program sets."""
