@@ -12,6 +12,7 @@ import multiprocessing.forkserver
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,8 @@ from unittest import mock
 import hypothesis
 import pytest
 from xdist.scheduler import LoadFileScheduling
+
+from tests import threads
 
 # Before torch is imported, here and in the processes that tests start: with more threads than free processors, each
 # parallel op waits until its threads are scheduled, which makes small ops ten times as slow.
@@ -272,6 +275,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def every_setting_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Watched runs know of every setting that it fits, without a prediction."""
     monkeypatch.setattr("memexplore.live.control.Control._is_safe", lambda self, knobs: True)
+
+
+@pytest.fixture(autouse=True)
+def threads_of_earlier_tests() -> None:
+    """Note the threads that earlier tests have left: that one ends is nothing that this test has changed."""
+    threads.EARLIER.clear()
+    threads.EARLIER.update(threading.enumerate())
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+EARLIER: set[threading.Thread] = set()
+"""Threads that ran when the test began, such as one that waits for a process to end. They end at any time."""
+
+
+def begun() -> list[str]:
+    """Return the names of the threads that run and that this test has begun."""
+    return sorted(thread.name for thread in threading.enumerate() if thread not in EARLIER)
+
 
 def in_thread(function: Callable[[], Any]) -> Any:
     """Run a function in a new thread and return its result."""

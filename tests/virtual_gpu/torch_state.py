@@ -19,6 +19,7 @@ from memexplore.virtual_gpu import device
 from memexplore.virtual_gpu.kernels import cuda_build
 from memexplore.virtual_gpu.tensors import methods
 from memexplore.virtual_gpu.tensors.tensor import DeviceState
+from tests import threads
 
 _HOOKS = ("torch.nn.modules.module", "torch.optim.optimizer")
 
@@ -55,7 +56,7 @@ def global_state() -> dict[str, Any]:
         "hooks": _global_hooks(),
         "function modes": torch._C._len_torch_function_stack(),
         "dispatch modes": len(_get_current_dispatch_mode_stack()),
-        "threads": sorted(thread.name for thread in threading.enumerate()),
+        "threads": threads.begun(),
         "random": torch.get_rng_state().numpy().tobytes(),
         "default": (torch.get_default_dtype(), torch.get_default_device()),
         "grad": (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()),
