@@ -59,6 +59,20 @@ def test_to_pandas_has_text_instead_of_indices():
     assert row["stack"] == "train.py:7"
 
 
+def test_to_pandas_has_the_sizes_of_a_workspace_as_text():
+    tape = Tape.from_columns({"size": [1, 2], "workspace": [0, -1]}, workspaces=[(0, 512)], meta=META)
+    assert tape.to_pandas()["workspace"].tolist() == ["0, 512", ""]
+
+
+def test_tapes_with_other_workspaces_are_not_equal():
+    one, other = (
+        Tape.from_columns({"size": [1], "workspace": [0]}, workspaces=[sizes], meta=META) for sizes in ((0,), (0, 512))
+    )
+    assert one.equals(one[:])
+    assert not one.equals(other)
+    assert one.without_workspaces().equals(other.without_workspaces())
+
+
 def test_columns_of_different_lengths_raise():
     with pytest.raises(ValueError, match="one length"):
         Tape.from_columns({"size": [1], "address": [1, 2]}, meta=META)

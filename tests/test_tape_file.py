@@ -30,7 +30,7 @@ from tests.documents import REPOSITORY
 from tests.needs import need
 from tests.tape_files import MAGIC, Content, content_of, packed, with_header
 
-TABLES = ("ops", "modules", "stacks", "classes", "tensor_texts", "meta")
+TABLES = ("ops", "modules", "stacks", "classes", "tensor_texts", "workspaces", "meta")
 
 
 def assert_same(tape: Tape, other: Tape) -> None:
@@ -106,7 +106,7 @@ def test_every_field_of_the_metadata_and_every_table_is_kept(tmp_path: Path) -> 
     assert all(value != Meta._field_defaults.get(name) for name, value in EVERYTHING._asdict().items())
     assert list(FIELDS) == list(Meta._fields)
     tape = Tape.from_columns(
-        {"address": [0], "size": [40], "op": [0], "module": [0], "stack": [1], "tensor": [0]},
+        {"address": [0], "size": [40], "op": [0], "module": [0], "stack": [1], "tensor": [0], "workspace": [1]},
         meta=EVERYTHING,
         ops=["aten::mm", "unused"],
         modules=["fc"],
@@ -114,6 +114,7 @@ def test_every_field_of_the_metadata_and_every_table_is_kept(tmp_path: Path) -> 
         # Frames of C++ have lines of 64 bits.
         stacks=[(), (Frame("a.cpp", (1 << 64) - 1, "f"), Frame("train.py", 7, "step")), (), (Frame("a.cpp", 0, "f"),)],
         tensor_texts=["float32[10]"],
+        workspaces=[(0,), (1 << 62, 0, 512)],
     )
     assert_same(tape, Tape.load(saved(tape, tmp_path)))
 
@@ -126,10 +127,7 @@ _ROW = st.tuples(
     st.sampled_from(list(Category)),
     st.sampled_from(list(Phase)),
     st.integers(0, 3) | st.integers(0, (1 << 31) - 1),
-    st.integers(-1, 1),
-    st.integers(-1, 1),
-    st.integers(-1, 1),
-    st.integers(-1, 1),
+    *[st.integers(-1, 1)] * 5,
     st.integers(0, 5000) | st.integers(0, 1 << 62),
 )
 _FRAMES = ((Frame("train.py", 1, "f"),), (Frame("train.py", 2, "f"), Frame("train.py", 1, "f")))
@@ -139,10 +137,9 @@ _FRAMES = ((Frame("train.py", 1, "f"),), (Frame("train.py", 2, "f"), Frame("trai
 @given(st.lists(_ROW, max_size=30))
 def test_any_rows_are_kept(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[Any, ...]]) -> None:
     names = ("action", "address", "size", "stream", "category", "phase", "step", "op", "module", "stack", "tensor")
-    columns = dict(zip((*names, "time"), zip(*rows, strict=True), strict=True)) if rows else {}
-    tape = Tape.from_columns(
-        columns, meta=EVERYTHING, ops="ab", modules="ab", stacks=_FRAMES, tensor_texts=("int64[]", "int64[2]")
-    )
+    columns = dict(zip((*names, "workspace", "time"), zip(*rows, strict=True), strict=True)) if rows else {}
+    tables: dict[str, Any] = {"tensor_texts": ("int64[]", "int64[2]"), "workspaces": ((512, 0), (0,))}
+    tape = Tape.from_columns(columns, meta=EVERYTHING, ops="ab", modules="ab", stacks=_FRAMES, **tables)
     assert_same(tape, Tape.load(saved(tape, tmp_path_factory.getbasetemp())))
 
 
@@ -154,7 +151,7 @@ def test_a_large_tape_of_equal_rows_is_read(tmp_path: Path) -> None:
 
 def test_a_file_is_small(tmp_path: Path) -> None:
     tape = sample_tapes.training_tape(3)
-    assert saved(tape, tmp_path).stat().st_size < 20 * len(tape)  # 51 bytes a row in memory, and the tables
+    assert saved(tape, tmp_path).stat().st_size < 20 * len(tape)  # 55 bytes a row in memory, and the tables
 
 
 # -- the header
@@ -248,11 +245,10 @@ def _changed(folder: Path, change: Callable[[Content], object]) -> Path:
 
 
 def _with_tensor() -> Tape:
-    """The small tape, whose weight of 400 bytes is a tensor of 10 by 10 numbers."""
+    """The small tape, whose weight of 400 bytes is a tensor of 10 by 10 numbers, maybe with a workspace behind it."""
     tape = sample_tapes.small_tape()
-    return tape.replace(
-        tensor=np.where(np.arange(len(tape)) == 0, 0, -1).astype(np.int32), tensor_texts=("float32[10, 10]",)
-    )
+    first = np.where(np.arange(len(tape)) == 0, 0, -1).astype(np.int32)
+    return tape.replace(tensor=first, tensor_texts=("float32[10, 10]",), workspace=first, workspaces=((0, 512),))
 
 
 def _refused(path: Path, message: str) -> None:
@@ -289,6 +285,15 @@ TABLE_CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "fewer modules than the rows use": ({"modules": []}, "column 'kind.module' has a number outside its table"),
     "a shape that is none": ({"tensors": ["<b>"]}, "'<b>' is not the shape and dtype of a tensor"),
     "a shape with a line break": ({"tensors": ["float32[3]\n"]}, "is not the shape and dtype of a tensor"),
+    "workspaces that are a number": ({"workspaces": 7}, "expected a list of workspaces, not 7"),
+    "a workspace that is a number": ({"workspaces": [7]}, "expected from 1 to 100 sizes of a workspace, not 7"),
+    "a workspace without sizes": ({"workspaces": [[]]}, "expected from 1 to 100 sizes of a workspace, not a list"),
+    "a workspace of many sizes": ({"workspaces": [[0] * 101]}, "expected from 1 to 100 sizes of a workspace"),
+    "a workspace of -1 bytes": ({"workspaces": [[0, -1]]}, "the size of a workspace is -1, not a whole number"),
+    "a workspace of 2^63 bytes": ({"workspaces": [[1 << 63]]}, "the size of a workspace is 9223372036854775808"),
+    "a workspace of half a byte": ({"workspaces": [[0.5]]}, "the size of a workspace is 0.5, not a whole number"),
+    "a workspace of true bytes": ({"workspaces": [[True]]}, "the size of a workspace is True, not a whole number"),
+    "no workspaces, although a row has one": ({"workspaces": []}, "column 'kind.workspace' has a number outside its"),
     "lines that are texts": ({"lines": ["1"]}, "the lines of its frames are not whole numbers"),
     "a line less": ({"lines": []}, "its frames lack a file, a line or a function"),
     "no files": ({"files": []}, "a stack refers to a frame that is not in the file"),
@@ -311,6 +316,8 @@ COLUMN_CHANGES: dict[str, tuple[str, int, str]] = {
     "a negative time": ("time", -1, "column 'time' has a value that no tape has"),
     "an op outside the table": ("kind.op", 1000, "column 'kind.op' has a number outside its table"),
     "a tensor outside the table": ("kind.tensor", 1000, "column 'kind.tensor' has a number outside its table"),
+    "a workspace outside the table": ("kind.workspace", 1, "column 'kind.workspace' has a number outside its table"),
+    "a workspace of a free": ("free.workspace", -2, "column 'free.workspace' has a number outside its table"),
     "a stack of a free": ("free.stack", -2, "column 'free.stack' has a number outside its table"),
     "a kind that is not there": ("block.kind", 1 << 40, "column 'block.kind' has a number outside its table"),
     "a place that is not there": ("event.place", -1, "column 'event.place' has a number outside its table"),
@@ -345,6 +352,18 @@ def test_a_column_of_another_length_or_none_is_refused(tmp_path: Path, name: str
     shorter = _changed(tmp_path, lambda content: content.columns.update({name: content.columns[name][:-1]}))
     _refused(shorter, "")
     _refused(_changed(tmp_path, lambda content: content.columns.pop(name)), f"it has no column {name!r}")
+
+
+def test_files_of_earlier_releases_have_no_workspaces(tmp_path: Path) -> None:
+    def remove(content: Content) -> None:
+        del content.tables["workspaces"], content.columns["kind.workspace"], content.columns["free.workspace"]
+
+    assert_same(Tape.load(_changed(tmp_path, remove)), _with_tensor().without_workspaces())
+
+
+def test_a_tape_without_workspaces_writes_none(tmp_path: Path) -> None:
+    content = content_of(sample_tapes.small_tape(), tmp_path)
+    assert not [name for name in (*content.tables, *content.columns) if "workspace" in name]
 
 
 def test_columns_and_fields_of_later_releases_are_ignored(tmp_path: Path) -> None:

@@ -39,6 +39,14 @@ def test_a_parquet_file_is_loaded_again(saved: Path) -> None:
     assert mx.load(saved)[0].equals(tape)
 
 
+def test_workspaces_are_kept(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    columns = {"size": [1, 2, 3], "workspace": [1, -1, 0]}
+    tape = Tape.from_columns(columns, workspaces=[(0, 512), (1 << 40,)], meta=sample_tapes.T4)
+    tape.to_parquet(tmp_path / "tape.parquet")
+    assert_same(tape, Tape.load(tmp_path / "tape.parquet"))
+
+
 def test_other_programs_read_a_row_an_event(saved: Path) -> None:
     import pandas
 
@@ -62,10 +70,10 @@ def test_a_parquet_file_is_opened(saved: Path, capsys: pytest.CaptureFixture[str
 def test_files_of_earlier_releases_are_read(saved: Path) -> None:
     import pyarrow.parquet
 
-    table = pyarrow.parquet.read_table(saved).drop_columns(["tensor"])
+    table = pyarrow.parquet.read_table(saved).drop_columns(["tensor", "workspace"])
     tables = json.loads(table.schema.metadata[b"memexplore.tables"])
     meta = json.loads(table.schema.metadata[b"memexplore.tape"])
-    for missing in ("tensors", "classes"):
+    for missing in ("tensors", "classes", "workspaces"):
         del tables[missing]
     del meta["capacity_without_limit"]
     metadata = {"memexplore.tables": json.dumps(tables), "memexplore.tape": json.dumps(meta)}
@@ -74,7 +82,7 @@ def test_files_of_earlier_releases_are_read(saved: Path) -> None:
     tape = sample_tapes.training_tape(2, 1, 16, 1)
     assert old.meta == tape.meta
     assert old.size.tolist() == tape.size.tolist()
-    assert set(old.tensor.tolist()) == {-1}
+    assert set(old.tensor.tolist()) == set(old.workspace.tolist()) == {-1}
 
 
 def test_a_parquet_file_of_another_program_is_refused(tmp_path: Path) -> None:

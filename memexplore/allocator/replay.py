@@ -350,9 +350,10 @@ class _Replay:
             name: getattr(tape, name)[source] for name in ("time", "category", "phase", "step", "op", "module", "stack")
         }
         address = np.frombuffer(self.new_address, dtype=np.int64)
-        # Of the inserted rows only a request that failed is for a tensor.
+        # Of the inserted rows only a request that failed is for a tensor, and no workspace follows it.
         tensor = np.where(inserted[:, 1] == Action.OOM, tape.tensor[inserted[:, 0]], -1)
         columns["tensor"] = np.concatenate((tensor, tape.tensor[rows]))[order]
+        columns["workspace"] = np.concatenate((np.full(len(inserted), -1), tape.workspace[rows]))[order]
         columns["action"] = np.concatenate((inserted[:, 1], tape.action[rows]))[order]
         columns["address"] = np.concatenate((inserted[:, 2], address[rows]))[order]
         columns["size"] = np.concatenate((inserted[:, 3], tape.size[rows]))[order]

@@ -92,7 +92,7 @@ def freed_at(tape: Tape, rows: Collection[int], at: int) -> Tape:
         values = np.repeat(getattr(tape, name)[blocks], 2)
         if name == "action":
             values = np.tile([Action.FREE_REQUESTED, Action.FREE_COMPLETED], count)
-        elif name in ("op", "module", "stack", "tensor"):
+        elif name in ("op", "module", "stack", "tensor", "workspace"):
             values = np.full(2 * count, -1)
         elif name in ("time", "step", "phase"):
             values = np.full(2 * count, getattr(tape, name)[at])

@@ -31,6 +31,7 @@ def with_failure(tape: Tape, evidence: Evidence) -> Tape:
         "module": len(tape.modules) if evidence.layer else -1,
         "stack": len(tape.stacks) if number.isdecimal() else -1,
         "tensor": -1,
+        "workspace": -1,
         "stream": 0,
     }
     columns = {name: np.append(getattr(tape, name), value) for name, value in last.items()}

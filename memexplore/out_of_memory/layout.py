@@ -104,7 +104,7 @@ def _with_owners(tape: Tape) -> Tape:
             if name:
                 module[row] = names.setdefault(name, len(names))
     columns = {name: getattr(tape, name) for name in ("time", "action", "address", "size", "stream", "phase", "step")}
-    columns |= {name: getattr(tape, name) for name in ("op", "stack", "tensor")}
+    columns |= {name: getattr(tape, name) for name in ("op", "stack", "tensor", "workspace")}
     classes = [*tape.classes, *("" for _ in range(len(names) - len(tape.modules)))] if tape.classes else []
     return tape.with_rows(columns | {"category": category, "module": module}, modules=list(names), classes=classes)
 

@@ -39,7 +39,7 @@ def annotate(history: Tape, recorded: Tape, numbers: Numbers | None = None, earl
     others = unseen(history, recorded, match, numbers)
     columns: dict[str, Any] = {name: getattr(history, name).copy() for name in COLUMNS}
     stacks = _without_own_frames(history, columns)
-    for name in ("op", "module", "tensor"):
+    for name in ("op", "module", "tensor", "workspace"):
         columns[name][:] = -1
     columns["category"][:] = Category.UNKNOWN
     columns["stack"][~np.isin(history.action, (*_BLOCKS, Action.OOM))] = -1

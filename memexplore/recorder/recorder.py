@@ -62,6 +62,8 @@ class Recorder:
         self.stacks = Stacks(shared_tables())
         self.tensors: dict[int, str] = {}
         """Row -> shape and dtype of the tensor that the block was allocated for (`tensor_text`), empty if unknown."""
+        self.workspaces: dict[int, tuple[int, ...]] = {}
+        """Row -> sizes of the workspace that may be requested behind it (`possible_workspace`)."""
         self.streams: dict[int, int] = {}
         """Row -> stream of a block or segment, without the default stream."""
         self.open_rows: dict[int, int] = {}
@@ -174,6 +176,13 @@ class Recorder:
             self.tags.categories[row] = kind
         now = _clock() - self.epoch
         self.events.append((now, _ALLOC, address, size, phase, self.step, number, module, stack, grad, call, category))
+
+    def possible_workspace(self, address: int, sizes: tuple[int, ...]) -> None:
+        """Record that a workspace may be requested behind the block at an address, of one of some sizes in bytes.
+
+        Its size is an estimate, and the program requests the first; 0 is no workspace.
+        """
+        self.workspaces[self.open_rows[address]] = sizes
 
     def out_of_memory(self, size: int, func: Any, args: Any, tensor: str = "", stream: int = 0) -> None:
         """Record a request that did not fit."""

@@ -89,6 +89,15 @@ class Recording:
             raise RuntimeError("the recording has ended: its tape has all tensors")
         return self._recorder.tensors
 
+    def workspaces(self) -> Mapping[int, tuple[int, ...]]:
+        """Return the sizes of the workspace that may be requested behind a row of `events`, by row.
+
+        Raises RuntimeError after the block has ended.
+        """
+        if self._recorder is None:
+            raise RuntimeError("the recording has ended: its tape has all workspaces")
+        return self._recorder.workspaces
+
     def sharing_notes(self) -> tuple[str, ...]:
         """Return the notes of the tape so far on layers that share a weight; none after the block."""
         return () if self._recorder is None else self._recorder.tags.sharing_notes()

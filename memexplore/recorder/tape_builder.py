@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ _OF_ONE = {Category.GATHERED_PARAMETER: Category.PARAMETER, Category.GRADIENT_BU
 """Categories of several tensors, and of copies of one of them."""
 OWN = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,)
 """Folder of files whose frames are no part of a stack."""
+_Value = TypeVar("_Value")
 
 
 def build(recorder: Recorder, meta: Meta, own: tuple[str, ...] = OWN) -> Tape:
@@ -38,7 +39,8 @@ def build(recorder: Recorder, meta: Meta, own: tuple[str, ...] = OWN) -> Tape:
     stacks, stack_of = _stacks(recorder, own)
     stack = field["stack"].copy()
     stack[stack >= 0] = stack_of[stack[stack >= 0]]
-    tensor, tensor_texts = _tensors(recorder, len(table))
+    tensor, tensor_texts = _indexed(recorder.tensors, len(table))
+    workspace, workspaces = _indexed(recorder.workspaces, len(table))
     stream = np.zeros(len(table), dtype=np.int64)
     stream[list(recorder.streams)] = list(recorder.streams.values())
 
@@ -64,6 +66,7 @@ def build(recorder: Recorder, meta: Meta, own: tuple[str, ...] = OWN) -> Tape:
             "module": module[rows],
             "stack": stack[rows],
             "tensor": tensor[rows],
+            "workspace": workspace[rows],
             "stream": stream[rows],
         },
         meta=recorder.communication.meta(meta._replace(notes=(*meta.notes, *recorder.tags.sharing_notes(), *kept))),
@@ -72,6 +75,7 @@ def build(recorder: Recorder, meta: Meta, own: tuple[str, ...] = OWN) -> Tape:
         stacks=stacks,
         classes=list(recorder.names.classes),
         tensor_texts=tensor_texts,
+        workspaces=workspaces,
     )
 
 
@@ -95,6 +99,7 @@ def _in_order(recorder: Recorder) -> Any:
     for table_of_rows in (recorder.tags, recorder.communication, recorder.copies):
         table_of_rows.renumber(rows.__getitem__)
     recorder.tensors = {int(new_row[row]): text for row, text in recorder.tensors.items()}
+    recorder.workspaces = {int(new_row[row]): sizes for row, sizes in recorder.workspaces.items()}
     recorder.streams = {int(new_row[row]): stream for row, stream in recorder.streams.items()}
     recorder.kept = {int(new_row[row]) for row in recorder.kept}
     shift = np.append(np.cumsum(preexisting[::-1])[::-1], 0)
@@ -179,13 +184,13 @@ def _kept_note(sizes: Any) -> tuple[str, ...]:
     return (f"{blocks} ({size_text(int(sizes.sum()))}) {were} kept from earlier steps: this tape has {place}.",)
 
 
-def _tensors(recorder: Recorder, count: int) -> tuple[Any, tuple[str, ...]]:
-    """The index of each event in the table of shapes and dtypes, and the table."""
-    known = sorted(recorder.tensors.items())
-    numbers, texts = interned(text for _, text in known)
+def _indexed(values: Mapping[int, _Value], count: int) -> tuple[Any, tuple[_Value, ...]]:
+    """The index of each event in a table of the values that some events have, and the table."""
     column = np.full(count, -1, dtype=np.int64)
+    known = sorted(values.items())
+    numbers, table = interned(value for _, value in known)
     column[[row for row, _ in known]] = numbers
-    return column, texts
+    return column, table
 
 
 def _stacks(recorder: Recorder, own: tuple[str, ...]) -> tuple[list[tuple[Frame, ...]], Any]:

@@ -18,7 +18,7 @@ from memexplore.tape.tape import COLUMNS, Action, Tape
 
 _BIRTHS = (Action.ALLOC, Action.PREEXISTING)
 _FREES = (Action.FREE_REQUESTED, Action.FREE_COMPLETED)
-_FACTS = ("size", "stream", "category", "op", "module", "stack", "tensor")
+_FACTS = ("size", "stream", "category", "op", "module", "stack", "tensor", "workspace")
 """What a row says besides what happens, when and where."""
 _OF_BLOCK = ("size", "stream", "category")
 """Facts of a free that are written as the difference to those of its block, which is 0 in most tapes."""
@@ -33,6 +33,8 @@ ROW_COLUMNS = (
     *(f"free.{name}" for name in _FACTS),
 )
 """The columns that the rows of a tape are made from; none is longer than the tape."""
+LATER_COLUMNS = ("kind.workspace", "free.workspace")
+"""Columns that a tape without workspaces does not write, and that files of earlier releases lack."""
 
 
 def to_blocks(tape: Tape, block_bytes: Numbers) -> dict[str, Numbers]:
@@ -66,7 +68,7 @@ def to_blocks(tape: Tape, block_bytes: Numbers) -> dict[str, Numbers]:
 
     period = np.flatnonzero(_changes(tape.step) | _changes(tape.phase))
     blocks = len(born)
-    return {
+    columns = {
         "time": tape.time,
         "period.row": period,
         "period.step": tape.step[period],
@@ -86,6 +88,7 @@ def to_blocks(tape: Tape, block_bytes: Numbers) -> dict[str, Numbers]:
         **{f"kind.{name}": facts[name][examples] for name in _FACTS},
         **{f"free.{name}": values[free_examples] for name, values in free_facts.items()},
     }
+    return {name: values for name, values in columns.items() if tape.workspaces or name not in LATER_COLUMNS}
 
 
 def to_rows(columns: Mapping[str, Numbers], rows: int, lengths: Mapping[str, int]) -> dict[str, NDArray[Any]]:
@@ -93,6 +96,9 @@ def to_rows(columns: Mapping[str, Numbers], rows: int, lengths: Mapping[str, int
 
     Raises ValueError where the columns contradict each other, or hold a number that no tape has.
     """
+    without = {"kind.workspace": np.full_like(columns["kind.op"], -1)}
+    without["free.workspace"] = np.full_like(columns["free.op"], -1)
+    columns = without | dict(columns)
     _check_numbers(columns, rows, lengths)
     born, life, late = columns["block.born"], columns["block.life"], columns["block.late"]
     is_requested, is_completed = life > 0, late > 0

@@ -21,6 +21,8 @@ from memexplore.text.untrusted import clean_text, shown
 
 LARGEST = 1 << 62
 """No address, size, step or time of a tape is above."""
+MOST_SIZES = 100
+"""A workspace has no more sizes that it may have."""
 _PROCESSES = 1 << 31
 _CODES: dict[str, type[enum.IntEnum]] = {"action": Action, "category": Category, "phase": Phase}
 _LOWEST = {"address": -1, "size": 0, "step": 0, "time": 0}
@@ -83,6 +85,19 @@ def tensor_text_of(value: Any) -> str:
     if not is_tensor_text(text):
         raise ValueError(f"{shown(text)} is not the shape and dtype of a tensor")
     return text
+
+
+def workspaces_of(value: Any) -> tuple[tuple[int, ...], ...]:
+    """Return a value that must be a list of workspaces, each with the sizes that it may have."""
+    if type(value) is not list:
+        raise ValueError(f"expected a list of workspaces, not {shown(value)}")
+    return tuple(_sizes_of(sizes) for sizes in value)
+
+
+def _sizes_of(value: Any) -> tuple[int, ...]:
+    if type(value) is not list or not 0 < len(value) <= MOST_SIZES:
+        raise ValueError(f"expected from 1 to {MOST_SIZES} sizes of a workspace, not {shown(value)}")
+    return tuple(whole_number_of(size, "the size of a workspace") for size in value)
 
 
 def meta_as_json(meta: Meta) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from memexplore.tape.blocks import AS_DIFFERENCES, ROW_COLUMNS, to_blocks, to_rows
+from memexplore.tape.blocks import AS_DIFFERENCES, LATER_COLUMNS, ROW_COLUMNS, to_blocks, to_rows
 from memexplore.tape.columns import Column, Numbers, column_of, decode, encode
 from memexplore.tape.fields import (
     check_columns,
@@ -26,6 +26,7 @@ from memexplore.tape.fields import (
     tensor_text_of,
     texts_of,
     whole_number_of,
+    workspaces_of,
 )
 from memexplore.tape.methods import method
 from memexplore.tape.parquet import is_parquet, read_parquet, write_parquet
@@ -159,8 +160,9 @@ def _read(file: BinaryIO, length: int) -> Tape:
         "modules": texts_of(table_values.get("modules")),
         "stacks": _stacks(table_values, numbers),
         "tensor_texts": texts_of(table_values.get("tensors"), tensor_text_of),
+        "workspaces": workspaces_of(table_values.get("workspaces", [])),
     }
-    lengths = dict(zip(("op", "module", "stack", "tensor"), map(len, tables.values()), strict=True))
+    lengths = dict(zip(("op", "module", "stack", "tensor", "workspace"), map(len, tables.values()), strict=True))
     values = to_rows(numbers, rows, lengths)
     check_columns(values)
     return Tape.from_columns(
@@ -188,7 +190,7 @@ def _numbers(columns: Sequence[Column], data: memoryview) -> dict[str, Numbers]:
         if column.name in (*ROW_COLUMNS, *_STACK_COLUMNS):
             numbers[column.name] = decode(column, data[end - column.bytes : end])
     for name in (*ROW_COLUMNS, *_STACK_COLUMNS):
-        if name not in numbers:
+        if name not in numbers and name not in LATER_COLUMNS:
             raise ValueError(f"it has no column {name!r}")
     return numbers
 
@@ -214,6 +216,8 @@ def _tables(tape: Tape) -> tuple[dict[str, Sequence[Any]], dict[str, Numbers]]:
         "functions": list(functions),
         "lines": [frame.line for frame in frames],  # no column, as C++ frames have lines of more than 63 bits
     }
+    if tape.workspaces:
+        tables["workspaces"] = tape.workspaces
     return tables, {name: np.array(values, dtype=np.int64) for name, values in numbers.items()}
 
 

@@ -12,13 +12,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memexplore.tape.fields import check_columns, json_of, meta_as_json, meta_of, object_of, tensor_text_of, texts_of
+from memexplore.tape.fields import (
+    check_columns,
+    json_of,
+    meta_as_json,
+    meta_of,
+    object_of,
+    tensor_text_of,
+    texts_of,
+    workspaces_of,
+)
 from memexplore.tape.tape import COLUMNS, Frame, Tape
 from memexplore.text.result_files import PARQUET, require_pyarrow
 from memexplore.text.untrusted import clean_text
 
 _META, _TABLES = b"memexplore.tape", b"memexplore.tables"
-_LATER_COLUMNS = ("tensor",)
+_LATER_COLUMNS = ("tensor", "workspace")
 """Columns that files of earlier releases lack."""
 
 
@@ -44,6 +53,7 @@ def write_parquet(tape: Tape, path: str) -> None:
         "stacks": stacks,
         "classes": tape.classes,
         "tensors": tape.tensor_texts,
+        "workspaces": tape.workspaces,
     }
     table = pyarrow.table({name: getattr(tape, name) for name in COLUMNS})
     table = table.replace_schema_metadata({_META: json.dumps(meta_as_json(tape.meta)), _TABLES: json.dumps(tables)})
@@ -78,6 +88,7 @@ def read_parquet(path: str) -> Tape:
             stacks=_stacks(tables.get("frames"), tables.get("stacks")),
             classes=texts_of(tables.get("classes", [])),  # files of earlier releases have none
             tensor_texts=texts_of(tables.get("tensors", []), tensor_text_of),
+            workspaces=workspaces_of(tables.get("workspaces", [])),
         )
     except (ValueError, pyarrow.ArrowException, OSError, OverflowError) as error:
         text = clean_text(" ".join(str(error).split()), 300).rstrip(".")

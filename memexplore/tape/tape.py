@@ -150,6 +150,7 @@ COLUMNS: dict[str, Any] = {
     "module": np.int32,
     "stack": np.int32,
     "tensor": np.int32,
+    "workspace": np.int32,
 }
 
 
@@ -159,10 +160,11 @@ class Tape:
 
     ``size`` is the **requested** size in bytes (in segment rows the size of the segment). ``address`` is -1 in rows
     without an address (marks, out of memory). ``op``, ``module`` and ``stack`` are indices into ``ops``, ``modules``
-    and ``stacks``, -1 for none; ``tensor`` is one into ``tensor_texts`` in the rows of requests for a tensor. An
-    ``alloc`` (or ``preexisting``) row pairs with the next free rows of the same address: ``free_requested`` when the
-    program frees the block, ``free_completed`` when the allocator can reuse it. ``time`` is in ns since the start, or
-    the row number for a tape without a clock.
+    and ``stacks``, -1 for none; ``tensor`` is one into ``tensor_texts`` in the rows of requests for a tensor, and
+    ``workspace`` one into ``workspaces`` in the rows of requests behind which a library requests a workspace whose size
+    is an estimate. An ``alloc`` (or ``preexisting``) row pairs with the next free rows of the same address:
+    ``free_requested`` when the program frees the block, ``free_completed`` when the allocator can reuse it. ``time`` is
+    in ns since the start, or the row number for a tape without a clock.
 
     The methods `peak`, `layers`, `tensors`, `by_line` and `by_category` are shorthand for functions of
     `memexplore.analysis`. A tape is *placed* when its alloc rows have addresses; analysis of a tape that is not
@@ -181,6 +183,7 @@ class Tape:
     module: NDArray[np.int32]
     stack: NDArray[np.int32]
     tensor: NDArray[np.int32]
+    workspace: NDArray[np.int32]
     ops: tuple[str, ...]
     modules: tuple[str, ...]
     stacks: tuple[tuple[Frame, ...], ...]
@@ -189,6 +192,8 @@ class Tape:
     """Class name of each entry of `modules`, "" where unknown; empty if no class is known."""
     tensor_texts: tuple[str, ...] = ()
     """Shapes and dtypes, such as `float32[8, 1024]`, of the tensor that a block was allocated for, not of its views."""
+    workspaces: tuple[tuple[int, ...], ...] = ()
+    """Bytes that the workspace behind a request may have, each under an assumption, the tape's own first; 0 is none."""
     whole: Tape | None = None
     """The whole run as if there were room, of a run that ended out of memory (`analysis.picture`); None if unknown.
 
@@ -206,6 +211,7 @@ class Tape:
         stacks: Sequence[tuple[Frame, ...]] = (),
         classes: Sequence[str] = (),
         tensor_texts: Sequence[str] = (),
+        workspaces: Sequence[tuple[int, ...]] = (),
     ) -> Tape:
         """Build a Tape from some of its columns; missing columns get a neutral value, `time` the row number.
 
@@ -223,7 +229,8 @@ class Tape:
         if len(lengths) > 1:
             raise ValueError(f"the columns have different lengths {sorted(lengths)}; give columns of one length")
         count = lengths.pop() if lengths else 0
-        neutral = {"address": -1, "op": -1, "module": -1, "stack": -1, "tensor": -1, "size": 0, "stream": 0, "step": 0}
+        neutral: dict[str, int] = dict.fromkeys(("address", "op", "module", "stack", "tensor", "workspace"), -1)
+        neutral |= {"size": 0, "stream": 0, "step": 0}
         neutral |= {"category": Category.UNKNOWN, "phase": Phase.OTHER, "action": Action.ALLOC}
         arrays: dict[str, Any] = {}
         for name, dtype in COLUMNS.items():
@@ -235,8 +242,9 @@ class Tape:
                 array = np.full(count, neutral[name], dtype=dtype)
             array.flags.writeable = False
             arrays[name] = array
-        tables = (("op", ops), ("module", modules), ("stack", stacks), ("tensor", tensor_texts))
-        for name, table in tables:
+        tables: dict[str, Sequence[Any]] = {"op": ops, "module": modules, "stack": stacks}
+        tables |= {"tensor": tensor_texts, "workspace": workspaces}
+        for name, table in tables.items():
             column = arrays[name]
             if count and (column.max() >= len(table) or column.min() < -1):
                 raise ValueError(
@@ -252,6 +260,7 @@ class Tape:
             meta=meta,
             classes=tuple(classes),
             tensor_texts=tuple(tensor_texts),
+            workspaces=tuple(workspaces),
         )
 
     def __len__(self) -> int:
@@ -274,12 +283,22 @@ class Tape:
         >>> tape.with_rows({"size": [2, 3]}).ops
         ('mm',)
         """
-        tables = {name: getattr(self, name) for name in ("ops", "modules", "stacks", "classes", "tensor_texts", "meta")}
-        return Tape.from_columns(columns, **tables | changes)
+        names = ("ops", "modules", "stacks", "classes", "tensor_texts", "workspaces", "meta")
+        return Tape.from_columns(columns, **{name: getattr(self, name) for name in names} | changes)
 
     def replace(self, **changes: Any) -> Tape:
         """Return a copy with some columns, tables or metadata replaced."""
         return dataclasses.replace(self, **changes)
+
+    def without_workspaces(self) -> Tape:
+        """Return the tape without its `workspaces`, which are wrong where the tape gets other sizes.
+
+        >>> columns = {"size": [1], "workspace": [0]}
+        >>> tape = Tape.from_columns(columns, workspaces=[(0, 512)], meta=Meta(Source.PREDICTED, "T4"))
+        >>> tape.without_workspaces().workspace.tolist()
+        [-1]
+        """
+        return self.replace(workspace=np.full_like(self.workspace, -1), workspaces=())
 
     def equals(self, other: Tape) -> bool:
         """Return whether both tapes have the same events; the `time` column is not compared.
@@ -288,7 +307,7 @@ class Tape:
         >>> tape.equals(tape[:]), tape.equals(tape[:0])
         (True, False)
         """
-        tables = ("ops", "modules", "stacks", "tensor_texts")
+        tables = ("ops", "modules", "stacks", "tensor_texts", "workspaces")
         same_tables = all(getattr(self, name) == getattr(other, name) for name in tables)
         columns = (name for name in COLUMNS if name != "time")
         return same_tables and all(np.array_equal(getattr(self, name), getattr(other, name)) for name in columns)
@@ -365,8 +384,9 @@ class Tape:
         ):
             frame[name] = pandas.Categorical.from_codes(frame[name].to_numpy(np.int64), words)
         lines = [f"{stack[0].filename}:{stack[0].line}" if stack else "" for stack in self.stacks]
+        sizes = [", ".join(map(str, workspace)) for workspace in self.workspaces]
         tables = (("op", self.ops), ("module", self.modules), ("stack", lines), ("tensor", self.tensor_texts))
-        for name, table in tables:
+        for name, table in (*tables, ("workspace", sizes)):
             words_and_none = np.array([*table, ""], dtype=object)
             frame[name] = words_and_none[getattr(self, name)]
         return frame

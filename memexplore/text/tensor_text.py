@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 _TEXT = re.compile(r"[a-z][a-z0-9_]*\[([0-9]{1,19}(, [0-9]{1,19})*)?\]\Z")
+_Value = TypeVar("_Value")
 
 
 # The same shapes repeat in every step.
@@ -47,12 +48,12 @@ def dtype_of(text: str) -> str:
     return text.partition("[")[0]
 
 
-def interned(texts: Iterable[str]) -> tuple[list[int], tuple[str, ...]]:
-    """Return the index of each text in a table, -1 for an empty one, and the table in the order of first use.
+def interned(values: Iterable[_Value | None]) -> tuple[list[int], tuple[_Value, ...]]:
+    """Return the index of each value in a table, and the table in the order of first use; -1 for None and empty ones.
 
     >>> interned(["int64[]", "", "float32[2]", "int64[]"])
     ([0, -1, 1, 0], ('int64[]', 'float32[2]'))
     """
-    table: dict[str, int] = {"": -1}
-    numbers = [table.setdefault(text, len(table) - 1) for text in texts]
-    return numbers, tuple(table)[1:]
+    table: dict[_Value, int] = {}
+    numbers = [table.setdefault(value, len(table)) if value else -1 for value in values]
+    return numbers, tuple(table)

@@ -58,13 +58,16 @@ def test_an_inserted_row_shares_the_op_of_its_request() -> None:
 
 def test_only_requests_have_the_tensor() -> None:
     columns = {"action": [Action.ALLOC] * 2, "address": [1, 2], "size": [30 * MIB, 90 * MIB], "tensor": [0, 1]}
+    columns |= {"workspace": [0, 1]}
     texts = ["int8[30, 1048576]", "int8[90, 1048576]"]
     meta = Meta(Source.PREDICTED, "virtual", capacity=80 * MIB)
-    replayed = replay(Tape.from_columns(columns, meta=meta, tensor_texts=texts))
+    replayed = replay(Tape.from_columns(columns, meta=meta, tensor_texts=texts, workspaces=[(0, 64), (64,)]))
     # the segment, the block in it, and the second request, which does not fit
     assert rows_of(replayed) == [("segment_alloc", 30 * MIB), ("alloc", 30 * MIB), ("oom", 90 * MIB)]
     assert replayed.tensor.tolist() == [-1, 0, 1]
     assert replayed.tensor_texts == tuple(texts)
+    # The second request does not fit, so that no workspace follows it.
+    assert replayed.workspace.tolist() == [-1, 0, -1]
 
 
 def test_other_settings_give_other_segments() -> None:

@@ -16,7 +16,7 @@ from memexplore.run.programs.step import Step
 from memexplore.run.run import run
 from memexplore.tape import Action, Phase, Tape
 from tests.programs.test_trace_reuse import GPU, OwnAdam, same
-from tests.workspaces import CUBLAS, CUBLASLT
+from tests.workspaces import CUBLAS, CUBLASLT, estimate_workspaces_of_relu, possible_workspaces
 
 SMALL, LARGE = 8, 4096
 
@@ -60,6 +60,15 @@ def test_second_step_is_not_traced_where_only_scratch_memory_differs(
     same(step, Knobs(batch=second))
     # The trace with the other scratch requests is kept.
     same(step, Knobs(batch=2 * second))
+
+
+def test_scratch_memory_has_no_possible_workspace_of_the_op_that_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    estimate_workspaces_of_relu(monkeypatch, scratch_from=LARGE * 64 * 4)
+    step = net()
+    run(step, Knobs(batch=SMALL), machine_of(GPU))
+    same(step, Knobs(batch=LARGE))
+    tape = run(step, Knobs(batch=LARGE), machine_of(GPU)).tape
+    assert possible_workspaces(tape) == [(LARGE * 64 * 4, (0, LARGE * 64 * 4))] * 2
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from memexplore.run.programs.step_run import traced
 from memexplore.run.run import run
 from memexplore.tape import Action, Phase, Tape
 from tests.families import FAMILIES
+from tests.workspaces import estimate_workspaces_of_relu, possible_workspaces
 
 pytest.importorskip("transformers")
 GPU = "A100-80GB"
@@ -245,3 +246,19 @@ def test_optimizer_state_is_allocated_in_the_first_step_only() -> None:
     made = (tape.phase == Phase.OPTIMIZER) & (tape.action == Action.ALLOC)
     # The first step has two states of each of 12 weights; both steps have the temporaries of foreach.
     assert np.count_nonzero(made & (tape.step == 1)) - np.count_nonzero(made & (tape.step == 2)) == 24
+
+
+# -- workspaces whose sizes are estimates
+
+
+def test_reused_steps_have_the_possible_workspaces_of_their_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    estimate_workspaces_of_relu(monkeypatch)
+    step = deep()
+    run(step, machine=machine_of(GPU))
+    same(step, Knobs(batch=16))
+    same(step, Knobs(batch=8, settings="expandable_segments:True"))
+    size = 16 * 64 * 4
+    tape = run(step, Knobs(batch=16), machine_of(GPU)).tape
+    # six ReLUs in each of two steps
+    assert possible_workspaces(tape) == [(size, (size, 0, 2 * size))] * 12
+    assert tape.workspaces == ((size, 0, 2 * size),)

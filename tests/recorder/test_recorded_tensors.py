@@ -1,4 +1,5 @@
-"""Shape and dtype of the tensors that blocks are allocated for, on the CPU and on the virtual GPU."""
+"""Shape and dtype of the tensors that blocks are allocated for, on the CPU and on the virtual GPU, and the workspaces
+that may follow them."""
 
 from __future__ import annotations
 
@@ -6,14 +7,18 @@ import contextlib
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import memexplore as mx
-from memexplore.tape import Action, Category, Tape
+from memexplore.recorder import tape_builder
+from memexplore.recorder.recorder import Recorder
+from memexplore.tape import Action, Category, Meta, Source, Tape
 from memexplore.text.tensor_text import dtype_of, shape_of
+from tests.workspaces import estimate_workspaces_of_relu, possible_workspaces
 
 
 def texts(tape: Tape, *categories: Category) -> list[str]:
@@ -159,3 +164,51 @@ def test_emptied_storage_keeps_the_shape_of_its_tensor() -> None:
         storage.resize_(128)
 
     assert texts(recorded("cuda", run)) == ["float32[5, 3]", "float32[5, 3]", ""]
+
+
+# -- workspaces whose sizes are estimates
+
+
+def test_a_request_says_what_its_workspace_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    estimate_workspaces_of_relu(monkeypatch)
+    tape = recorded("cuda", lambda device: [torch.ones(size, device=device).relu() for size in (256, 512, 256)])
+    small, large = (1024, (1024, 0, 2048)), (2048, (2048, 0, 4096))
+    assert possible_workspaces(tape) == [small, large, small]
+    assert tape.workspaces == (small[1], large[1])
+    # The workspace itself is the next request.
+    behind = np.flatnonzero(tape.workspace >= 0) + 1
+    assert tape.category[behind].tolist() == [Category.WORKSPACE] * 3
+    assert tape.size[behind].tolist() == [1024, 2048, 1024]
+
+
+def test_a_request_without_a_block_has_no_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    estimate_workspaces_of_relu(monkeypatch)
+
+    def run(device: str) -> None:
+        torch.ones(0, device=device).relu()  # nothing is allocated
+        large = torch.ones(5 << 29, device=device)  # 10 of 14.6 GiB
+        with contextlib.suppress(torch.OutOfMemoryError):
+            large.relu()
+
+    tape = recorded("cuda", run)
+    assert Action.OOM in tape.action
+    assert (tape.workspaces, set(tape.workspace.tolist())) == ((), {-1})
+
+
+def test_older_blocks_that_are_recorded_later_leave_workspaces_where_they_are() -> None:
+    recorder = Recorder({})
+    recorder.alloc(512, 100, torch.ops.aten.relu.default, (), 0, Category.UNKNOWN, "float32[25]")
+    recorder.possible_workspace(512, (0, 64))
+    recorder.preexisting(1024, 8, None)
+    tape = tape_builder.build(recorder, Meta(Source.PREDICTED, "T4"))
+    assert tape.action.tolist() == [Action.PREEXISTING, Action.ALLOC]
+    assert possible_workspaces(tape) == [(100, (0, 64))]
+
+
+def test_the_workspace_belongs_to_its_request_although_another_block_is_freed_meanwhile() -> None:
+    recorder = Recorder({})
+    for address in (512, 1024):
+        recorder.alloc(address, address, torch.ops.aten.relu.default, (), 0, Category.UNKNOWN)
+    recorder.free(512, 512)
+    recorder.possible_workspace(1024, (0, 64))
+    assert possible_workspaces(tape_builder.build(recorder, Meta(Source.PREDICTED, "T4"))) == [(1024, (0, 64))]

@@ -67,7 +67,8 @@ def extrapolated(near: Trace, other: Trace, share: float) -> Trace | None:
     """Return the trace whose sizes and shapes are those of `near` plus a share of the difference to `other`.
 
     Scratch memory of an op that takes it more or less often in the other trace, as sums over many samples do, is as in
-    `near`. None where the traces differ in more than that, and where a size would be negative.
+    `near`, and which other sizes a workspace may have is unknown. None where the traces differ in more than that, and
+    where a size would be negative.
     """
     first, second = near.first, other.first
     rows, others = _common_rows(first, second)
@@ -81,7 +82,8 @@ def extrapolated(near: Trace, other: Trace, share: float) -> Trace | None:
     if texts is None:
         return None
     tensor[rows] = texts
-    return near.resized(first._replace(size=size, tensor=tensor))
+    unknown = np.full_like(first.workspace, None)
+    return near.resized(first._replace(size=size, tensor=tensor, workspace=unknown))
 
 
 def _common_rows(first: FirstStep, second: FirstStep) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

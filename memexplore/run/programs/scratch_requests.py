@@ -129,7 +129,7 @@ def _first_step(before: FirstStep, begun: FirstStep, moved: NDArray[np.int64], e
     tail[frees, BLOCK] = moved[tail[frees, BLOCK]]
     kept = moved >= 0
     columns = {}
-    for name in ("size", "in_optimizer", "tensor", "category"):
+    for name in ("size", "in_optimizer", "tensor", "workspace", "category"):
         values = np.append(getattr(begun, name), getattr(before, name)[end:])
         values[moved[kept]] = getattr(before, name)[kept]
         columns[name] = values
@@ -183,6 +183,7 @@ class _Row(NamedTuple):
     module: int
     stack: int
     tensor: int = -1
+    workspace: int = -1
 
 
 def _rows(begun: FirstStep, place: _Place, stack: int, addresses: int) -> Iterator[_Row]:

@@ -239,10 +239,15 @@ class _Reuse:
             yield 0
         self.cost = self._meter.total()
         if self._record is not None:
-            self._begun = first_step(self._recording.events(), self._recording.tensors())
+            self._begun = self._first_step()
             self._trace = self._record.similar(self._knobs, self._gpu, self._begun)
         if self._trace is None:
             yield 1
+
+    def _first_step(self) -> FirstStep:
+        """Return the first step so far."""
+        recording = self._recording
+        return first_step(recording.events(), recording.tensors(), recording.workspaces())
 
     def is_known_from(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return whether an earlier trace has all that follows; called before the first and the second update."""
@@ -251,7 +256,7 @@ class _Reuse:
             return False
         if not optimizers.depends_on_parameters_only(optimizer):
             return False
-        first = first_step(self._recording.events(), self._recording.tensors())
+        first = self._first_step()
         trace = self._trace = record.continued(self._knobs, self._gpu, first)
         if trace is None or trace.update is None:
             notes = (*map(encodable, notes_of_run()), *self._recording.sharing_notes())

@@ -10,8 +10,8 @@ changes no request, so nothing is traced where the same kernels run.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,12 +42,16 @@ class FirstStep(NamedTuple):
     in_optimizer: NDArray[np.bool_]
     tensor: NDArray[np.object_]
     """Shape and dtype of the tensor of each request (`tensor_text`), empty without one."""
+    workspace: NDArray[np.object_]
+    """Sizes of the workspace that may be requested behind each row (`Tape.workspaces`), None without one."""
     category: NDArray[np.int64]
     """Category of each request where the op says it, else UNKNOWN."""
 
 
-def first_step(events: list[tuple[int, ...]], tensors: Mapping[int, str]) -> FirstStep:
-    """Return the first step from the events of a recorder so far, and the shape and dtype of their tensors by row."""
+def first_step(
+    events: list[tuple[int, ...]], tensors: Mapping[int, str], workspaces: Mapping[int, tuple[int, ...]]
+) -> FirstStep:
+    """Return the first step from the events of a recorder so far, and their tensors and workspaces by row."""
     table = np.array(events, dtype=np.int64).reshape(len(events), len(_FIELD))
     kept = ~np.isin(table[:, _FIELD["action"]], SEGMENT_ACTIONS)
     row_of_event = np.cumsum(kept) - 1
@@ -58,8 +62,11 @@ def first_step(events: list[tuple[int, ...]], tensors: Mapping[int, str]) -> Fir
     compared = np.column_stack((table[:, _COMPARED], call))[kept]
     in_optimizer = table[kept, _FIELD["phase"]] == Phase.OPTIMIZER
     texts = np.array([tensors.get(row, "") for row in range(len(events))], dtype=object)
+    workspace = np.full(len(events), None, dtype=object)
+    for row, sizes in workspaces.items():
+        workspace[row] = sizes
     category = table[kept, _FIELD["category"]]
-    return FirstStep(compared, table[kept, _FIELD["size"]], in_optimizer, texts[kept], category)
+    return FirstStep(compared, table[kept, _FIELD["size"]], in_optimizer, texts[kept], workspace[kept], category)
 
 
 def _by_first_use(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -120,8 +127,9 @@ class Trace(Requests):
     size_source: NDArray[np.int64]
     """For each row of `tape` the row of `first` that it is, or whose size it has; -1 where it keeps its own size."""
     tensor_source: NDArray[np.int64]
-    """For each row of `tape` the row of `first` whose tensor has the same shape and dtype; -1 where the row keeps its
-    own, and the number of rows of `first` where the new ones are unknown."""
+    """For each row of `tape` the row of `first` whose tensor has the same shape and dtype, and which may have the same
+    workspace behind it; -1 where the row keeps its own, and the number of rows of `first` where the new ones are
+    unknown."""
     update: FirstUpdate | None = None
     """None where the update may depend on more than the parameters."""
 
@@ -138,7 +146,8 @@ class Trace(Requests):
         later_frees = later_frees[later_frees >= update.row]
         size[later_frees] = size[call[later_frees]]
         tensor = np.append(begun.tensor, before.tensor[update.row :])
-        return self.resized(before._replace(size=size, tensor=tensor))
+        workspace = np.append(begun.workspace, before.workspace[update.row :])
+        return self.resized(before._replace(size=size, tensor=tensor, workspace=workspace))
 
     def resized(self, first: FirstStep) -> Trace | None:
         """Return the trace of a run whose first step is `first`; None if that run has to be traced."""
@@ -150,13 +159,23 @@ class Trace(Requests):
         if not np.array_equal(first.tensor[first.in_optimizer], before.tensor[first.in_optimizer]):
             return None
         size = np.where(self.size_source >= 0, first.size[self.size_source], self.tape.size)
-        if np.array_equal(first.tensor, before.tensor):
-            return dataclasses.replace(self, first=first, tape=self.tape.replace(size=size))
-        own = np.array([*self.tape.tensor_texts, ""], dtype=object)[self.tape.tensor]
-        source = self.tensor_source
-        numbers, texts = interned(np.where(source >= 0, np.append(first.tensor, "")[source], own).tolist())
-        tape = self.tape.replace(size=size, tensor=np.array(numbers, dtype=np.int32), tensor_texts=texts)
+        tape = self.tape.replace(size=size)
+        if not np.array_equal(first.tensor, before.tensor):
+            tensor, texts = self._exchanged(tape.tensor, tape.tensor_texts, first.tensor)
+            tape = tape.replace(tensor=tensor, tensor_texts=texts)
+        if not np.array_equal(first.workspace, before.workspace):
+            workspace, workspaces = self._exchanged(tape.workspace, tape.workspaces, first.workspace)
+            tape = tape.replace(workspace=workspace, workspaces=workspaces)
         return dataclasses.replace(self, first=first, tape=tape)
+
+    def _exchanged(
+        self, column: NDArray[np.int32], table: Sequence[Any], of_first: NDArray[np.object_]
+    ) -> tuple[NDArray[np.int32], tuple[Any, ...]]:
+        """Return a column and its table with the values of another first step, -1 where these are unknown."""
+        source, own = self.tensor_source, np.fromiter((*table, None), dtype=object)[column]
+        new = np.append(of_first, np.full(1, None))[source]
+        numbers, entries = interned(np.where(source >= 0, new, own).tolist())
+        return np.array(numbers, dtype=np.int32), entries
 
 
 def _ends_out_of_memory(tape: Tape) -> bool:
@@ -253,6 +272,7 @@ def _tensor_source(
     count = len(first.tensor)
     result = np.where((number < count) & (tape.tensor >= 0), number, -1)
     alike = (matched >= 0) & (tape.tensor[later] == tape.tensor[matched])
+    alike &= tape.workspace[later] == tape.workspace[matched]
     result[later] = np.where(alike, number[matched], count)
     return result
 

@@ -89,6 +89,7 @@ _FREES = (Action.FREE_REQUESTED, Action.FREE_COMPLETED)
 
 def _largest(tape: Tape, batch: int, bytes_per_sample: NDArray[np.float64], capacity: int, unit: int) -> int | None:
     """Return the largest multiple of `unit` that fits if each size of a tape of `batch` samples grows linearly."""
+    tape = tape.without_workspaces()
     settings = Settings.parse(tape.meta.settings)
     meta = tape.meta._replace(capacity=capacity, limit=None, capacity_without_limit=None)
 

@@ -22,7 +22,17 @@ from memexplore.virtual_gpu.dispatch.interrupts import uninterrupted
 from memexplore.virtual_gpu.dispatch.work import Work, of_handled
 from memexplore.virtual_gpu.kernels import traffic
 from memexplore.virtual_gpu.kernels.cublas_workspace import BACKWARD, Key, Library, Workspaces
-from memexplore.virtual_gpu.kernels.plan import Argument, Kept, NewTensor, OptionalScratch, Output, Plan, Scratch, View
+from memexplore.virtual_gpu.kernels.plan import (
+    Argument,
+    Kept,
+    NewTensor,
+    OptionalScratch,
+    Output,
+    Plan,
+    PossibleWorkspace,
+    Scratch,
+    View,
+)
 from memexplore.virtual_gpu.tensors.live_storages import (
     StorageRef,
     bytes_of_text,
@@ -60,6 +70,9 @@ class Observer(Protocol):
         self, address: int, size: int, func: Any, args: Any, index: int, category: Category, tensor: str, stream: int
     ) -> None:
         """A block was allocated for a tensor of a shape and dtype (`tensor_text`), empty for another purpose."""
+
+    def possible_workspace(self, address: int, sizes: tuple[int, ...]) -> None:
+        """A workspace of one of these sizes may follow a block that was just allocated (`plan.PossibleWorkspace`)."""
 
     def free(self, address: int, size: int) -> None:
         """A block was freed."""
@@ -298,12 +311,13 @@ class PlanRunner:
     def _run_requests(self, plan: Plan, addresses: dict[int, int], func: Any, args: Any) -> None:
         """Carry out requests in order, writing the addresses of outputs; scratch memory is freed at the end."""
         scratch: list[tuple[int, int]] = []
+        number = -1
         try:
             for request in plan.requests or ():
                 kind = type(request)
                 if kind is Output:
                     output: Any = plan.outputs[request.number]  # type: ignore[union-attr]
-                    number: int = request.number  # type: ignore[union-attr]
+                    number = request.number  # type: ignore[union-attr]
                     if output.size and not output.host:
                         addresses[number] = self._allocate(
                             output.size, func, args, number, Category.UNKNOWN, plan.texts[number]
@@ -315,6 +329,8 @@ class PlanRunner:
                     self._keep_workspaces((request.library,), func, args)  # type: ignore[union-attr]
                 elif kind is OptionalScratch:
                     scratch.append(self._allocate_if_it_fits(request, func, args))  # type: ignore[arg-type]
+                elif kind is PossibleWorkspace:
+                    self._report_possible(request, addresses.get(number))  # type: ignore[arg-type]
                 elif scratch[request.number][0] >= 0:  # type: ignore[union-attr]
                     self._free(*scratch[request.number])  # type: ignore[union-attr]
                     scratch[request.number] = (-1, 0)  # type: ignore[union-attr]
@@ -339,6 +355,11 @@ class PlanRunner:
         finally:
             self.busy = False
         return address, request.size
+
+    def _report_possible(self, request: PossibleWorkspace, address: int | None) -> None:
+        """Report what may follow an output, None for one that has no block."""
+        if self.observer is not None and address is not None:
+            self.observer.possible_workspace(address, request.sizes)
 
     def _keep_workspaces(self, libraries: tuple[Library, ...], func: Any, args: Any) -> None:
         # A real GPU's backward runs in a thread of its own, with a cuBLAS handle of its own.

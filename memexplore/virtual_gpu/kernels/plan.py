@@ -75,6 +75,16 @@ class OptionalScratch(NamedTuple):
     category: Category
 
 
+class PossibleWorkspace(NamedTuple):
+    """Bytes of the workspace that may be requested after the request in front, under each of a few assumptions.
+
+    The first is what the plan itself requests, 0 for none. This requests nothing: it stands right behind the `Output`
+    to which the workspace belongs, in front of the `OptionalScratch`, which is missing where the first is 0.
+    """
+
+    sizes: tuple[int, ...]
+
+
 class Free(NamedTuple):
     """A free, before the kernel ends, of the scratch memory that scratch request number `number` of the op got."""
 
@@ -87,7 +97,7 @@ class Kept(NamedTuple):
     library: Any
 
 
-Requests = list[Output | Scratch | OptionalScratch | Free | Kept]
+Requests = list[Output | Scratch | OptionalScratch | PossibleWorkspace | Free | Kept]
 """Requests and frees of one op, in order."""
 
 

@@ -116,9 +116,9 @@ class _Marking:
         """Ignore an op."""
 
     def used_on(self, *use: Any) -> None:
-        """Ignore what streams and collectives use, and what the program waits for."""
+        """Ignore what streams, collectives and libraries use, and what the program waits for."""
 
-    ordered = finished = may_be_free = used_on
+    ordered = finished = may_be_free = possible_workspace = used_on
 
     def position(self) -> int:
         """Return that nothing was observed."""
