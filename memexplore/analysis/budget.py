@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from memexplore.hardware import catalogue
 from memexplore.hardware.catalogue import Gpu
-from memexplore.tape import Meta
+from memexplore.tape import Meta, Source
 from memexplore.text.units import parse_size, size_text
 
 _FRACTION = "per_process_memory_fraction"
@@ -20,6 +21,22 @@ def budget(needed: int, capacity: int, owner: str, *, more: str = "", rest: str 
     """
     rest = rest or f"{size_text(abs(capacity - needed))} {'over' if needed > capacity else 'to spare'}"
     return f"needs {more}{size_text(needed)} · {owner} {size_text(capacity)} · {rest}"
+
+
+def least_capacity(meta: Meta) -> int | None:
+    """Return the capacity of a tape if as much lies outside the allocator as is known to be possible; None without one.
+
+    It is less than the capacity only where that is the one of a GPU of the catalogue.
+
+    >>> gpu = catalogue.find("T4")
+    >>> meta = Meta(Source.PREDICTED, gpu.name, gpu="T4", capacity=gpu.capacity, total=gpu.total)
+    >>> least_capacity(meta) == gpu.total - gpu.outside_range[1], least_capacity(meta._replace(capacity=1 << 30))
+    (True, 1073741824)
+    """
+    if meta.source is not Source.PREDICTED or meta.gpu is None:
+        return meta.capacity
+    gpu = catalogue.find(meta.gpu).under(meta.versions)
+    return gpu.total - max(gpu.outside_range[1], gpu.outside) if meta.capacity == gpu.capacity else meta.capacity
 
 
 def owner(meta: Meta) -> str:

@@ -14,10 +14,6 @@ from memexplore.analysis.verdict import failed_request
 from memexplore.tape import Action, Category, Os, Source, Tape
 from memexplore.tape.allocator_settings import SMALL_SEGMENT, Settings
 
-ERROR_WITH_CUDNN = 0.08
-"""Largest error of reserved memory predicted for networks with cuDNN, as a share (docs/accuracy.md, on an H100)."""
-_OPS_OF_CUDNN = ("conv", "cudnn", "rnn", "lstm", "gru")
-
 
 def need(tape: Tape) -> Need | None:
     """Return the memory that a run needs; None if it is not known how it goes on after the request that failed.
@@ -110,20 +106,3 @@ def retries(tape: Tape) -> int:
     1
     """
     return trial(tape, Settings.parse(tape.meta.settings), tape.meta.capacity, optional(tape)).retries
-
-
-@cached_by_tape
-def known_error(tape: Tape) -> float:
-    """Return the largest known error of the predicted need as a share: not 0 where cuDNN's workspaces are estimates.
-
-    >>> from memexplore.tape import Meta
-    >>> rows = {"size": [1 << 20], "category": [Category.WORKSPACE], "op": [0]}
-    >>> tape = Tape.from_columns(rows, ops=["aten::cudnn_convolution"], meta=Meta(Source.PREDICTED, "Tesla T4"))
-    >>> known_error(tape), known_error(tape.replace(meta=Meta(Source.MEASURED, "cuda:0")))
-    (0.08, 0.0)
-    """
-    if tape.meta.source is not Source.PREDICTED:
-        return 0.0
-    of_workspaces = np.unique(tape.op[(tape.category == Category.WORKSPACE) & (tape.op >= 0)])
-    names = [tape.ops[op].lower() for op in of_workspaces.tolist()]
-    return ERROR_WITH_CUDNN if any(part in name for name in names for part in _OPS_OF_CUDNN) else 0.0

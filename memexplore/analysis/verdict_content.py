@@ -11,12 +11,13 @@ import re
 from typing import NamedTuple
 
 from memexplore.allocator.smallest import Need
-from memexplore.analysis.budget import budget, limit_setter, owner, short_name
+from memexplore.analysis.budget import budget, least_capacity, limit_setter, owner, short_name
 from memexplore.analysis.curves import cached_by_tape, category_bytes, curve, peak
+from memexplore.analysis.error_range import Range, need_range
 from memexplore.analysis.growth import Leak, leak
 from memexplore.analysis.levers import lever
 from memexplore.analysis.location import location_text
-from memexplore.analysis.need import known_error, need, need_with_expandable_segments, retries
+from memexplore.analysis.need import need, need_with_expandable_segments, retries
 from memexplore.analysis.places import Place, name_cells, place, places
 from memexplore.analysis.rank import most_of_nccl, nccl_text, rank_text
 from memexplore.analysis.verdict import Verdict, caught_requests, caught_text, failed_request, stop_text, verdict
@@ -160,22 +161,30 @@ def _fits(tape: Tape) -> VerdictContent:
         _limit(tape),
         _source(tape),
     ]
-    spare, margin = capacity - required.smallest, round(known_error(tape) * required.smallest)
-    is_tight = (
-        min(spare - most_of_nccl(tape), spare - margin) < capacity * TIGHT or capacity < required.without_pressure
-    )
+    spare, expected = capacity - required.smallest, need_range(tape, required.smallest)
+    least = least_capacity(tape.meta) or capacity
+    least_spare = min(spare - most_of_nccl(tape), least - expected.high)
+    is_tight = least_spare < capacity * TIGHT or capacity < required.without_pressure
     rest = "" if spare > 0 else "nothing to spare"
     headline = (
         f"{'Fits tightly' if is_tight else 'Fits'}: {budget(required.smallest, capacity, owner(tape.meta), rest=rest)}"
     )
-    if spare < margin:
-        low, high = (size_text(required.smallest + sign * margin) for sign in (-1, 1))
-        headline = f"May not fit: needs {low} to {high}, as {_ESTIMATES} · {_has(tape)}"
+    if least < expected.high:
+        headline = _may_not_fit(tape, required.smallest, expected, least)
     level = Level.TIGHT if is_tight else Level.FITS
     return _content(tape, level, headline, details, caught, needed=required.smallest)
 
 
 _ESTIMATES = "workspaces of cuDNN are estimates"
+
+
+def _may_not_fit(tape: Tape, needed: int, expected: Range, least: int) -> str:
+    """Return the headline of a run that fits if all is as predicted, and not at the upper end of what is expected."""
+    low, high = map(size_text, expected)
+    needs = size_text(needed) if expected.high == needed else f"{low} to {high}, as {_ESTIMATES}"
+    is_enough = expected.high <= (tape.meta.capacity or 0)
+    rest = f", or {size_text(least)} if more lies outside PyTorch's allocator" if is_enough else ""
+    return f"May not fit: needs {needs} · {_has(tape)}{rest}"
 
 
 def _need(tape: Tape) -> Need:
@@ -298,7 +307,7 @@ def _perhaps(tape: Tape, required: Need | None) -> str:
     """Return the lower end of an estimate with which the run would fit; empty if it would not."""
     if required is None or tape.whole is None:
         return ""
-    low = round(required.smallest * (1 - known_error(tape.whole)))
+    low = need_range(tape.whole, required.smallest).low
     return f"it may fit, as {_ESTIMATES}: needs {size_text(low)} or more" if low <= (tape.meta.capacity or 0) else ""
 
 

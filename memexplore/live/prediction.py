@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memexplore.analysis.curves import by_category
-from memexplore.analysis.need import known_error
+from memexplore.analysis.error_range import need_range
 from memexplore.live.parts import parts_of
 from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.knobs.optimizer import Optimizer
@@ -249,8 +249,7 @@ def _run(program: Program, knobs: Knobs, machine: Machine) -> Outcome:
     if on_cpu:
         return result.outcome._replace(peak_allocated=_peak_of_cpu(result.tape))
     whole = result.tape if result.tape.whole is None else result.tape.whole
-    needed = math.ceil(result.outcome.needed * (1 + known_error(whole)))
-    return result.outcome._replace(needed=needed)
+    return result.outcome._replace(needed=need_range(whole, result.outcome.needed).high)
 
 
 def _in_parts(step: Step, count: int) -> Step:

@@ -24,7 +24,7 @@ from memexplore.run.run import run
 from memexplore.run.shared_measurement import shared
 from memexplore.tape import COLUMNS, Action, Category, Meta, Source, Tape
 from memexplore.virtual_gpu import device
-from memexplore.virtual_gpu.kernels import hopper_convolutions
+from memexplore.virtual_gpu.kernels import tensor_core_convolutions
 from tests import real_gpu
 from tests.gpu import golden
 from tests.virtual_gpu.test_golden import RECORDED, measured, predicted
@@ -46,7 +46,7 @@ class Net(torch.nn.Module):
 @pytest.fixture(scope="module")
 def tape() -> Tape:
     step = mx.Step(Net(), torch.zeros(16, 3, 32, 32), loss=torch.mean, optimizer=torch.optim.AdamW)
-    return run(step, machine=machine_of("A100")).tape
+    return run(step, machine=machine_of("H100")).tape
 
 
 def rows_of(tape: Tape, op: str, category: Category, layer: str) -> np.ndarray[Any, Any]:
@@ -313,8 +313,10 @@ def test_a_recorded_gpu_that_is_as_predicted_is_equal(monkeypatch):
 
 def test_a_workspace_of_a_recorded_gpu_is_named_with_library_op_and_layer(monkeypatch):
     with monkeypatch.context() as patched:
-        workspace = hopper_convolutions.workspace
-        patched.setattr(hopper_convolutions, "workspace", lambda convolution, of: 3 * workspace(convolution, of))
+        possible = tensor_core_convolutions.possible_workspaces
+        patched.setattr(
+            tensor_core_convolutions, "possible_workspaces", lambda *args: tuple(3 * size for size in possible(*args))
+        )
         patched.setattr(device, "_plans", {})
         measured = real_gpu.recorded(monkeypatch, _step, "H100")
     comparison = compare_tapes(measured, mx.simulate(_step, gpu="H100"))

@@ -7,6 +7,7 @@ import pytest
 from memexplore.analysis.curves import peak
 from memexplore.analysis.places import Place
 from memexplore.analysis.verdict_content import Level, about, verdict_content
+from memexplore.hardware import catalogue
 from memexplore.tape import Action, Category, Ending, Frame, Meta, Os, Phase, Source, Tape
 from memexplore.text.units import size_text
 from tests.sample_tapes import GIB, MIB, T4, Program, leaking_tape, oom_tape, small_tape
@@ -393,3 +394,23 @@ def test_frame_without_source_has_only_its_name() -> None:
         meta=ENDED._replace(ending=Ending.OUT_OF_MEMORY),
     )
     assert verdict_content(tape).where == (Place("train.py, line 7", "", "train.py:7"),)
+
+
+def test_what_may_lie_outside_the_allocator_counts() -> None:
+    # Under torch 2.11 an A100 of 40 GB has 504 MiB outside the allocator, and 519 in some programs (outside_allocator).
+    gpu = catalogue.find("A100 40GB")
+    versions = {"torch": "2.11"}
+    under = gpu.under(versions)
+    assert under.outside < under.outside_range[1]
+    meta = Meta(Source.PREDICTED, gpu.name, gpu.key, under.capacity, gpu.total, versions=versions)
+    whole_pages = under.capacity // (2 * MIB) * 2 * MIB
+
+    def headline(size: int) -> str:
+        program = Program()
+        program.alloc(size, Category.PARAMETER)
+        return verdict_content(program.tape(meta._replace(ending=Ending.COMPLETED))).headline
+
+    assert headline(whole_pages).startswith("May not fit: needs ")
+    assert headline(whole_pages).endswith("if more lies outside PyTorch's allocator")
+    room = under.outside_range[1] - under.outside + 2 * MIB
+    assert headline(whole_pages - room).startswith("Fits tightly: ")

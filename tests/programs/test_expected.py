@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from memexplore.allocator.actions import SEGMENT_ACTIONS
 from memexplore.analysis.curves import peak
 from memexplore.run.knobs.knobs import Knobs
 from memexplore.run.machine import machine_of
@@ -68,11 +69,27 @@ def of_family(name: str, knobs: Knobs) -> tuple[Tape, Tape]:
 
 
 @pytest.mark.parametrize("knobs", [Knobs(), Knobs(precision="bf16"), Knobs(checkpoint="every 1")], ids=str)
-@pytest.mark.parametrize("name", ["resnet", "gpt2", "llama", "unet", "lstm", "mixtral", "t5"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "lstm", "mixtral", "t5"])
 def test_the_tape_is_that_of_the_run(name: str, knobs: Knobs):
     tape, result = of_family(name, knobs)
-    assert tape.equals(result.without_workspaces())
+    assert tape.equals(result)
     assert tape.meta == result.meta
+
+
+@pytest.mark.parametrize("knobs", [Knobs(), Knobs(precision="bf16"), Knobs(checkpoint="every 1")], ids=str)
+@pytest.mark.parametrize("name", ["resnet", "unet"])
+def test_of_convolutions_only_the_workspaces_are_not_those_of_the_run(name: str, knobs: Knobs):
+    # cuDNN takes other algorithms for other batches; which other sizes a workspace may have is not extrapolated.
+    tape, result = of_family(name, knobs)
+    assert tape.workspaces == ()
+    assert _without_workspace_sizes(tape).equals(_without_workspace_sizes(result.without_workspaces()))
+
+
+def _without_workspace_sizes(tape: Tape) -> Tape:
+    """Return the requests with workspaces of one byte, and without addresses."""
+    tape = tape[~np.isin(tape.action, SEGMENT_ACTIONS)]
+    size = np.where(tape.category == Category.WORKSPACE, 1, tape.size)
+    return tape.replace(size=size, address=np.full_like(tape.address, -1))
 
 
 @pytest.mark.parametrize("name", ["mixer", "graph"])
@@ -223,8 +240,8 @@ def texts_of(tape: Tape, numbers: str, texts: str) -> list[str | None]:
 
 def test_where_a_workspace_is_refused_only_a_run_says_what_follows():
     def images() -> Step:
-        layers = (nn.Conv2d(64, 64, 3, padding=1) for _ in range(3))
-        return Step(nn.Sequential(*layers), torch.zeros(2, 64, 64, 64), loss=torch.mean)
+        layers = (nn.Conv2d(160, 160, 3, padding=1) for _ in range(3))
+        return Step(nn.Sequential(*layers), torch.zeros(2, 160, 48, 48), loss=torch.mean)
 
     step = images()
     run(step, machine=machine_of("8GiB"))

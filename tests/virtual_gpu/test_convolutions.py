@@ -22,12 +22,30 @@ def workspaces(layer: nn.Module, *shape: int, gpu: str = "A100", dtype: torch.dt
     return tape.size[(tape.action == Action.ALLOC) & (tape.category == Category.WORKSPACE)].tolist()
 
 
-def test_a_window_of_one_pixel_has_no_workspace_in_float32():
+def test_a_window_of_one_pixel_is_a_product_without_a_workspace():
     assert workspaces(nn.Conv2d(32, 64, 1), 1, 32, 100, 100) == []
-    # With a stride it reads a copy; in half precision nothing is recorded: input, weight and result.
-    assert len(workspaces(nn.Conv2d(32, 64, 1, stride=2), 1, 32, 100, 100)) == 1
-    sizes = 32 * 100 * 100 + 64 * 32 + 64 * 100 * 100
-    assert workspaces(nn.Conv2d(32, 64, 1), 1, 32, 100, 100, dtype=torch.bfloat16) == [2 * sizes]
+    assert workspaces(nn.Conv2d(32, 64, 1), 1, 32, 100, 100, dtype=torch.bfloat16) == []
+    # With a stride it reads a copy: input and result (50 x 50 pixels) are converted, and there are 16 bytes beside.
+    converted = 4 * (32 * 100 * 100 + 64 * 50 * 50) + 16
+    assert workspaces(nn.Conv2d(32, 64, 1, stride=2), 1, 32, 100, 100) == [converted]
+
+
+def test_tensor_cores_of_turing_convert_operands_of_half_precision():
+    # 2 bytes an element, and 16 beside them.
+    converted = 2 * (8 * 64 * 56 * 56 + 64 * 64 * 9 + 8 * 64 * 56 * 56) + 16
+    layer, shape = nn.Conv2d(64, 64, 3, padding=1), (8, 64, 56, 56)
+    assert workspaces(layer, *shape, gpu="T4", dtype=torch.float16) == [converted]
+    assert workspaces(layer, *shape, gpu="GTX 1080 Ti", dtype=torch.float16) != [converted]
+
+
+def test_ampere_computes_aligned_results_of_few_channels_without_conversion():
+    # Hopper converts input and weight: 4 bytes each, and 16 beside.
+    converted = 4 * (8 * 64 * 56 * 56 + 64 * 64 * 9) + 16
+    layer, shape = nn.Conv2d(64, 64, 3, padding=1), (8, 64, 56, 56)
+    assert workspaces(layer, *shape) == []
+    assert workspaces(layer, *shape, gpu="H100") == [converted + 4 * 8 * 64 * 56 * 56]
+    assert len(workspaces(nn.Conv2d(63, 64, 3, padding=1), 8, 63, 56, 56)) == 1
+    assert len(workspaces(nn.Conv2d(256, 64, 3, padding=1), 8, 256, 56, 56)) == 1
 
 
 @pytest.mark.parametrize("layer", [nn.Conv2d, nn.Conv3d])
@@ -68,12 +86,13 @@ def test_a_backward_runs_without_a_workspace_that_does_not_fit():
 
 
 def test_settings_that_change_while_the_gpu_is_on_decide_the_next_convolution():
-    # 3 x 16 x 20 x 20 pixels and 16 x 16 x 5 x 5 weights of 4 bytes: on tensor cores input, weight and result.
-    weight, images = 16 * 16 * 5 * 5 * 4, 3 * 16 * 20 * 20 * 4
+    # 3 x 16 x 64 x 64 pixels and 16 x 16 x 5 x 5 weights of 4 bytes: on tensor cores input, weight and result, and 16
+    # bytes, which fill a block of 512.
+    weight, images = 16 * 16 * 5 * 5 * 4, 3 * 16 * 64 * 64 * 4
     layer, cudnn = nn.Conv2d(16, 16, 5, padding=2), torch.backends.cudnn
     before = cudnn.conv.fp32_precision
-    with virtual("A100"), torch.no_grad():
-        layer, x = layer.cuda(), torch.ones(3, 16, 20, 20, device="cuda")
+    with virtual("H100"), torch.no_grad():
+        layer, x = layer.cuda(), torch.ones(3, 16, 64, 64, device="cuda")
 
         def workspace() -> int:
             torch.cuda.reset_peak_memory_stats()
@@ -81,12 +100,12 @@ def test_settings_that_change_while_the_gpu_is_on_decide_the_next_convolution():
             layer(x)
             return torch.cuda.max_memory_allocated() - held - images
 
-        assert workspace() == images + weight + images
+        assert workspace() == images + weight + images + 512
         with cudnn.flags(enabled=False, allow_tf32=True):
             assert workspace() == 0
         try:
             # From then on `cudnn.allow_tf32` raises an error.
             cudnn.conv.fp32_precision = "ieee"
-            assert workspace() == weight
+            assert workspace() == 0
         finally:
             cudnn.conv.fp32_precision = before

@@ -1,10 +1,9 @@
 """Request the memory of convolutions in cuDNN: copies in its memory format, the result, and a workspace.
 
 The workspace is mostly an estimate, as the tape's notes say: cuDNN's heuristics choose the algorithm, and with it the
-workspace, inside the library. In float32 recordings give the workspace to the byte for a 3 x 3 window on Turing
-(Winograd), and none for a 1 x 1 window. Elsewhere the weight's bytes stand for it. On tensor cores a contiguous (NCHW)
-input is converted to NHWC inside the workspace, which then holds input, weight and output. For Hopper GPUs the rules
-are in hopper_convolutions.py.
+workspace, inside the library. From Ampere on, and for 16 bits from Volta on, the rules are in
+tensor_core_convolutions.py. Elsewhere recordings in float32 give the workspace to the byte for a 3 x 3 window on Turing
+(Winograd), and none for a 1 x 1 window; for other windows the weight's bytes stand for it.
 
 A workspace that does not fit is not an error: cuDNN tries the next algorithm (try_plans and try_configs in
 cudnn/Conv_v8.cpp catch OutOfMemoryError).
@@ -20,12 +19,13 @@ import torch
 
 from memexplore.tape import Category
 from memexplore.virtual_gpu.kernels import cuda_build, reductions
-from memexplore.virtual_gpu.kernels import hopper_convolutions as hopper
+from memexplore.virtual_gpu.kernels import tensor_core_convolutions as tensor_cores
 from memexplore.virtual_gpu.kernels.plan import (
     Free,
     NewTensor,
     OptionalScratch,
     Output,
+    PossibleWorkspace,
     Requests,
     Scratch,
     accumulator_bytes,
@@ -38,15 +38,24 @@ _aten = torch.ops.aten
 
 _CONVOLUTIONS = [_aten.convolution.default, _aten.convolution_backward.default]
 
-HOPPER_NOTE = (
-    "cuDNN's convolution workspaces are estimates, by rules that were fitted on 32 600 measured ones of an H100: they "
-    "give nine in ten workspaces of results and input gradients to the byte, and half of weight gradients"
+_NOTE_OF_RULES = (
+    "cuDNN's convolution workspaces are estimates, by rules that were fitted on 32 600 measured ones of an H100: there "
+    "they give nine in ten workspaces of results and input gradients to the byte, and half of weight gradients"
 )
 
-NOTE = (
-    "cuDNN's convolution workspaces are estimates: the weight's bytes each, or input, weight and output together where "
-    "a contiguous input runs on tensor cores (recorded: 0 to 5 times the weight; with cudnn.benchmark more)"
+_NOTE = (
+    "cuDNN's convolution workspaces are estimates: the weight's bytes each, or what Winograd's algorithm takes "
+    "(recorded: 0 to 5 times the weight; with cudnn.benchmark more)"
 )
+
+
+def _has_rules(dtype: torch.dtype) -> bool:
+    """Return whether the rules of tensor_core_convolutions hold: from Volta on in 16 bits, from Ampere on in all."""
+    is_half = dtype in (torch.float16, torch.bfloat16)
+    return cuda_build.current().compute_capability >= ((7, 0) if is_half else _AMPERE)
+
+
+_AMPERE = (8, 0)
 
 
 @rule(Kind.TF32, "cudnn/ConvShared.cpp", *_CONVOLUTIONS)
@@ -98,45 +107,51 @@ def _winograd(weight: torch.Tensor, inputs: int, outputs: int) -> int:
 
 
 _TRANSPOSED = {
-    hopper.Pass.RESULT: hopper.Pass.INPUT_GRADIENT,
-    hopper.Pass.INPUT_GRADIENT: hopper.Pass.RESULT,
+    tensor_cores.Pass.RESULT: tensor_cores.Pass.INPUT_GRADIENT,
+    tensor_cores.Pass.INPUT_GRADIENT: tensor_cores.Pass.RESULT,
 }
 
 
-def _workspace(
-    source: torch.Tensor, weight: torch.Tensor, result: Sequence[int], window: tuple[Any, ...], of: hopper.Pass
-) -> int:
-    """Return the bytes of a workspace, as recorded or estimated.
+def _workspaces(
+    source: torch.Tensor,
+    weight: torch.Tensor,
+    result: Sequence[int],
+    window: tuple[Any, ...],
+    of: tensor_cores.Pass,
+) -> tuple[int, ...]:
+    """Return the bytes of a workspace as recorded or estimated, under each `tensor_cores.Assumption`.
 
     `result` is the shape of the result, `window` stride, padding, dilation, whether it is transposed, and groups.
     """
     capability = cuda_build.current().compute_capability
     stride, _, dilation, transposed, groups = window
-    if capability >= (9, 0):
-        if groups > 1:
-            return 0  # as measured for four in five
-        shapes: tuple[Sequence[int], Sequence[int]] = (source.shape, result)
-        if transposed:
-            # It is the gradient of the input of the convolution that makes its input of its result.
-            shapes, of = (result, source.shape), _TRANSPOSED.get(of, of)
-        precision = hopper.precision_of(source.dtype, tf32_allowed_in_convolutions())
-        last = _channels_last(source) or _channels_last(weight)
-        return hopper.workspace(
-            hopper.Convolution(shapes[0], weight.shape, shapes[1], max(stride), precision, last, max(dilation)), of
-        )
-    if of is hopper.Pass.RESULT and _is_product(source, weight, window):
-        return 0
-    half = source.dtype in (torch.float16, torch.bfloat16)
-    tensor_cores = (half and capability >= (7, 0)) or (
-        source.dtype is torch.float32 and capability >= (8, 0) and tf32_allowed_in_convolutions()
+    if not _has_rules(source.dtype):
+        return (_workspace_of_cuda_cores(source, weight, window, of),)
+    if groups > 1:
+        return (0,)  # as measured for four in five
+    shapes: tuple[Sequence[int], Sequence[int]] = (source.shape, result)
+    if transposed:
+        # It is the gradient of the input of the convolution that makes its input of its result.
+        shapes, of = (result, source.shape), _TRANSPOSED.get(of, of)
+    precision = tensor_cores.precision_of(source.dtype, tf32_allowed_in_convolutions())
+    last = _channels_last(source) or _channels_last(weight)
+    convolution = tensor_cores.Convolution(
+        shapes[0], weight.shape, shapes[1], max(stride), precision, last, max(dilation)
     )
-    if tensor_cores and not _channels_last(source):
-        return nbytes(source) + nbytes(weight) + math.prod(result) * source.dtype.itemsize
+    return tensor_cores.possible_workspaces(convolution, of, capability)
+
+
+def _workspace_of_cuda_cores(
+    source: torch.Tensor, weight: torch.Tensor, window: tuple[Any, ...], of: tensor_cores.Pass
+) -> int:
+    stride, _, dilation, _, groups = window
+    if of is tensor_cores.Pass.RESULT and _is_product(source, weight, window):
+        return 0
     # Nothing is recorded of the algorithm for the gradient of the weight.
-    unit_window = [set(stride), set(dilation), groups] == [{1}, {1}, 1] and of is not hopper.Pass.WEIGHT_GRADIENT
+    unit_window = [set(stride), set(dilation), groups] == [{1}, {1}, 1] and of is not tensor_cores.Pass.WEIGHT_GRADIENT
     if source.dtype is torch.float32 and source.is_contiguous() and weight.shape[2:] == (3, 3) and unit_window:
         channels = (weight.shape[1], weight.shape[0])
-        return _winograd(weight, *(channels if of is hopper.Pass.RESULT else channels[::-1]))
+        return _winograd(weight, *(channels if of is tensor_cores.Pass.RESULT else channels[::-1]))
     return nbytes(weight)
 
 
@@ -177,16 +192,13 @@ def forward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
     groups = args[8]
     if type(outputs[0]) is not NewTensor or not _uses_cudnn(source, weight, groups):
         return None
-    notes.add(HOPPER_NOTE if cuda_build.current().compute_capability >= (9, 0) else NOTE)
+    notes.add(_NOTE_OF_RULES if _has_rules(source.dtype) else _NOTE)
     last = _channels_last(source) or _channels_last(weight)
     if last:
         outputs[0] = _in_channels_last(outputs[0])
     requests = [*_copies([source, weight], last), Output(0)]
     window = (args[3], args[4], args[5], args[6], groups)
-    size = _workspace(source, weight, outputs[0].shape, window, hopper.Pass.RESULT)
-    if size:
-        requests.append(OptionalScratch(size, Category.WORKSPACE))
-    return requests
+    return requests + _scratch(_workspaces(source, weight, outputs[0].shape, window, tensor_cores.Pass.RESULT))
 
 
 @rule(Kind.REQUESTS, "Convolution.cpp", _aten.convolution_backward.default)
@@ -199,7 +211,7 @@ def backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
         order = (1, 0) if gradient.dim() == 4 else (0, 1)
         without: Requests = [Output(number) for number in order if type(outputs[number]) is NewTensor]
         return without + (_bias_gradient(gradient) if mask[2] else [])
-    notes.add(HOPPER_NOTE if cuda_build.current().compute_capability >= (9, 0) else NOTE)
+    notes.add(_NOTE_OF_RULES if _has_rules(source.dtype) else _NOTE)
     last = _channels_last(source) or _channels_last(weight)
     requests = _copies([gradient, source, weight] if mask[1] else [gradient, weight], last)
     for index in range(2):
@@ -207,12 +219,18 @@ def backward(args: Any, kwargs: Any, outputs: list[Any]) -> Requests | None:
             if last:
                 outputs[index] = _in_channels_last(outputs[index])
             number = sum(type(entry) in (Scratch, OptionalScratch) for entry in requests)
-            of = (hopper.Pass.INPUT_GRADIENT, hopper.Pass.WEIGHT_GRADIENT)[index]
-            size = _workspace(source, weight, gradient.shape, (args[4], args[5], args[6], args[7], groups), of)
-            requests.append(Output(index))
-            if size:
-                requests += [OptionalScratch(size, Category.WORKSPACE), Free(number)]
+            of = (tensor_cores.Pass.INPUT_GRADIENT, tensor_cores.Pass.WEIGHT_GRADIENT)[index]
+            sizes = _workspaces(source, weight, gradient.shape, (args[4], args[5], args[6], args[7], groups), of)
+            requests += [Output(index), *_scratch(sizes)]
+            if sizes[0]:
+                requests.append(Free(number))
     return requests + (_bias_gradient(gradient) if mask[2] else [])
+
+
+def _scratch(sizes: tuple[int, ...]) -> Requests:
+    """Return the request for a workspace, of the first of the possible sizes; none for 0."""
+    possible: Requests = [PossibleWorkspace(sizes)] if len(set(sizes)) > 1 else []
+    return possible + ([OptionalScratch(sizes[0], Category.WORKSPACE)] if sizes[0] else [])
 
 
 def _bias_gradient(gradient: torch.Tensor) -> Requests:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from memexplore.virtual_gpu.kernels import recurrent
-from memexplore.virtual_gpu.kernels.hopper_convolutions import Convolution, Pass, Precision, workspace
+from memexplore.virtual_gpu.kernels.tensor_core_convolutions import Convolution, Pass, Precision, workspace
 
 MEASURED = json.loads(gzip.decompress((pathlib.Path(__file__).parents[1] / "data" / "h100_cudnn.json.gz").read_bytes()))
 PRECISIONS = {"tf32": Precision.TF32, "fp32": Precision.FP32, "fp16": Precision.FP16, "bf16": Precision.BF16}

@@ -1,4 +1,4 @@
-"""Find the workspaces of cuDNN's convolutions on Hopper GPUs from the shapes of their operands.
+"""Find the workspaces of cuDNN's convolutions on tensor cores from the shapes of their operands.
 
 cuDNN's heuristics are not public. The rules follow 32 600 convolutions that were measured with torch 2.11 and cuDNN
 9.19 on an H100 (67 shapes of layers, 1 to 256 images, 5 to 256 pixels a side), with the names and grids of their
@@ -8,6 +8,10 @@ read and write channels last, with channels padded to 16 bytes.
 
 Which kernel runs is learned inside cuDNN: the thresholds are where the measured choices change. The rules hold as well
 in 9 200 convolutions that were measured before, without names: one, two, and three dimensions, other shapes.
+
+No workspace was measured on a GPU before Hopper. Published peaks of networks on an A100, and in 16 bits on a T4
+(docs/accuracy.md), are nearer to these rules than to any other that was tried, with one exception:
+`_reads_channels_first`.
 """
 
 from __future__ import annotations
@@ -164,7 +168,7 @@ class Convolution(NamedTuple):
 
 
 def precision_of(dtype: torch.dtype, allows_tf32: bool) -> Precision:
-    """Return how a Hopper GPU multiplies tensors of a dtype in a convolution."""
+    """Return how a GPU with TF32 multiplies tensors of a dtype in a convolution."""
     if dtype is torch.float16:
         return Precision.FP16
     if dtype is torch.bfloat16:
@@ -172,8 +176,12 @@ def precision_of(dtype: torch.dtype, allows_tf32: bool) -> Precision:
     return Precision.TF32 if dtype is torch.float32 and allows_tf32 else Precision.FP32
 
 
-def workspace(convolution: Convolution, of: Pass) -> int:
-    """Return the bytes of the workspace, 0 for none.
+HOPPER = (9, 0)
+"""Compute capability of the GPU that was measured."""
+
+
+def workspace(convolution: Convolution, of: Pass, capability: tuple[int, int] = HOPPER) -> int:
+    """Return the bytes of the workspace on a GPU of a compute capability, 0 for none.
 
     >>> shapes = (8, 64, 56, 56), (64, 64, 3, 3), (8, 64, 56, 56)
     >>> workspace(Convolution(*shapes, 1, Precision.TF32, channels_last=False), Pass.RESULT)  # all three, converted
@@ -181,7 +189,7 @@ def workspace(convolution: Convolution, of: Pass) -> int:
     >>> workspace(Convolution(*shapes, 1, Precision.TF32, channels_last=True), Pass.RESULT)
     0
     """
-    if not convolution.products:
+    if not convolution.products or (of is Pass.RESULT and _reads_channels_first(convolution, capability)):
         return 0
     if of is Pass.WEIGHT_GRADIENT:
         return weight_gradient(convolution)
@@ -194,13 +202,65 @@ def workspace(convolution: Convolution, of: Pass) -> int:
     return _tf32_result(convolution) if of is Pass.RESULT else _tf32_input_gradient(convolution)
 
 
+class Assumption(enum.Enum):
+    """What may be otherwise than `workspace` says, for all convolutions of a run alike.
+
+    Replays with these are the range of a prediction. They were chosen among fourteen: with them the range holds the
+    most published and measured peaks for its width (docs/accuracy.md).
+    """
+
+    AS_PREDICTED = "as predicted"
+    FEW_CHANNELS_AS_THEY_ARE = "results of up to 64 channels of the input are computed without conversion"
+    NO_PARTIAL_SUMS = "weight gradients are not summed in parts"
+    FIRST_LAYER_CONVERTED = "weight gradients of images (up to four channels) are computed by tensor cores"
+
+
+def possible_workspaces(convolution: Convolution, of: Pass, capability: tuple[int, int] = HOPPER) -> tuple[int, ...]:
+    """Return the bytes of the workspace under each `Assumption`, in their order.
+
+    >>> shapes = (8, 64, 56, 56), (64, 64, 3, 3), (8, 64, 56, 56)
+    >>> possible_workspaces(Convolution(*shapes, 1, Precision.TF32, channels_last=False), Pass.RESULT)
+    (12992528, 0, 12992528, 12992528)
+    """
+    predicted = workspace(convolution, of, capability)
+    sizes = dict.fromkeys(Assumption, predicted)
+    if convolution.products and convolution.precision is not Precision.FP32:
+        if of is Pass.RESULT and convolution.inputs <= 64 and not convolution.channels_last:
+            sizes[Assumption.FEW_CHANNELS_AS_THEY_ARE] = 0
+        if of is Pass.WEIGHT_GRADIENT:
+            sizes[Assumption.NO_PARTIAL_SUMS] = min(predicted, convolution.for_tensor_cores)
+            if convolution.inputs <= 4 and not convolution.is_pointwise:
+                sizes[Assumption.FIRST_LAYER_CONVERTED] = max(predicted, convolution.for_tensor_cores)
+    return tuple(sizes.values())
+
+
 # --- results and gradients of inputs --------------------------------------------------------------------------------
+
+
+def _reads_channels_first(convolution: Convolution, capability: tuple[int, int]) -> bool:
+    """Return whether a kernel of Ampere computes a result in float32 from operands as they are.
+
+    Not measured: so the peaks of VGG16 and Inception come to within 4 % on an A100 (18 runs of CARMA), which are up to
+    19 % off without, and those of generated networks with aligned channels come nearer too.
+    """
+    aligned = convolution.is_aligned(convolution.inputs) and convolution.is_aligned(convolution.outputs)
+    is_contiguous = convolution.precision is Precision.TF32 and not convolution.channels_last
+    return capability < HOPPER and is_contiguous and aligned and convolution.inputs <= 128 and convolution.window > 1
 
 
 def _pointwise_result(convolution: Convolution) -> int:
     """A window of one pixel is a matrix product in memory, unless it skips pixels: then operands are converted."""
-    small = convolution.is_half and convolution.image <= 49 and convolution.products > 182_000_000
-    return convolution.for_tensor_cores if (convolution.stride > 1 or small) and not convolution.channels_last else 0
+    if convolution.stride > 1 and not convolution.is_half and not convolution.channels_last:
+        # A kernel writes channels first where there are many pixels and few channels, as in ResNet-50.
+        writes = convolution.inputs <= 256 and convolution.pixels > 16_000
+        return convolution.padded(weight=False, result=not writes)
+    converts = convolution.stride > 1 or _has_odd_images(convolution)
+    return convolution.for_tensor_cores if converts and not convolution.channels_last else 0
+
+
+def _has_odd_images(convolution: Convolution) -> bool:
+    """Return whether images begin at addresses of which tensor cores cannot read a matrix, and are worth a copy."""
+    return convolution.image * convolution.precision.itemsize % 8 > 0 and convolution.products > 182_000_000
 
 
 def _pointwise_input_gradient(convolution: Convolution) -> int:
@@ -210,7 +270,8 @@ def _pointwise_input_gradient(convolution: Convolution) -> int:
         small = convolution.image <= 64 and pairs >= 200_000
     else:
         small = 500 < convolution.pixels < 45_000 and pairs >= 1_000_000
-    return convolution.for_tensor_cores if (convolution.stride > 1 or small) and not convolution.channels_last else 0
+    converts = convolution.stride > 1 or small or _has_odd_images(convolution)
+    return convolution.for_tensor_cores if converts and not convolution.channels_last else 0
 
 
 def _half_result(convolution: Convolution) -> int:
