@@ -63,16 +63,14 @@ def with_whole(tape: Tape, unlimited: Tape) -> Tape:
 def has_same_picture(one: Tape, other: Tape) -> bool:
     """Return whether two tapes have the same events, metadata and whole runs, so that they are drawn alike.
 
-    The text of the error does not count, nor do other sizes of workspaces: a tape that is expected has none yet.
+    The text of the error does not count: a tape that is expected has none yet.
 
     >>> from memexplore.tape import Meta, Source
     >>> one = Tape.from_columns({"address": [0], "size": [8]}, meta=Meta(Source.PREDICTED, "T4"))
     >>> has_same_picture(one, one[:]), has_same_picture(one, one.replace(meta=Meta(Source.PREDICTED, "A100")))
     (True, False)
     """
-    if one.meta._replace(error=other.meta.error) != other.meta:
-        return False
-    if not one.without_workspaces().equals(other.without_workspaces()):
+    if one.meta._replace(error=other.meta.error) != other.meta or not one.equals(other):
         return False
     if one.whole is None or other.whole is None:
         return one.whole is other.whole
