@@ -35,7 +35,10 @@ def least_capacity(meta: Meta) -> int | None:
     """
     if meta.source is not Source.PREDICTED or meta.gpu is None:
         return meta.capacity
-    gpu = catalogue.find(meta.gpu).under(meta.versions)
+    try:
+        gpu = catalogue.find(meta.gpu).under(meta.versions)
+    except ValueError:  # the GPU of this machine, with what is free of it
+        return meta.capacity
     return gpu.total - max(gpu.outside_range[1], gpu.outside) if meta.capacity == gpu.capacity else meta.capacity
 
 

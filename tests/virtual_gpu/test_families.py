@@ -243,7 +243,8 @@ def test_float16_and_bfloat16_make_the_same_requests_in_the_model(name):
         tape = trained(name, setting).tape
         apart = [f"aten::{op}" in tape.ops and tape.ops.index(f"aten::{op}") for op in _FLOAT16_ONLY.get(name, ())]
         chosen = (tape.action == Action.ALLOC) & (tape.step == 2) & (tape.module >= 0) & ~np.isin(tape.op, apart)
-        return tape.size[chosen].tolist()
+        # cuDNN chooses its algorithms by the type.
+        return tape.size[chosen & (tape.category != Category.WORKSPACE)].tolist()
 
     assert within(HALF) == within(BRAIN)
 
