@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from memexplore.analysis.curves import category_bytes, peak
+from memexplore.analysis.error_range import need_range
 from memexplore.analysis.growth import leak
 from memexplore.analysis.location import where
 from memexplore.analysis.need import need, need_with_expandable_segments
@@ -28,8 +29,8 @@ def summary(tape: Tape) -> dict[str, Any]:
     `bytes_per_period`, `full_at` (the number of a period, or None) and the location of the allocation that grows most;
     `rank` and `world`, the number of processes, or None; `nccl`, None without NCCL, with `low` and `high`, the range of
     its bytes outside the allocator, in no peak, `communicators`, each with `size` and `all_to_all`, and `source`;
-    `need`, the memory with which it runs (`smallest`, `with_expandable_segments`, `without_pressure`, and `retries`
-    with the smallest), or None where it is not known; `notes`.
+    `need`, the memory with which it runs (`smallest`, `with_expandable_segments`, `without_pressure`, `retries` with
+    the smallest, and its range, `low` and `high`), or None where it is not known; `notes`.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"address": [0], "size": [40]}, meta=Meta(Source.MEASURED, "cpu"))
@@ -68,8 +69,10 @@ def _need(tape: Tape) -> dict[str, Any] | None:
     required = need(tape) if tape.meta.capacity is not None and verdict(tape) in (Verdict.FITS, Verdict.OOM) else None
     if required is None:
         return None
-    expandable = need_with_expandable_segments(tape.whole or tape)
-    return required._asdict() | {"with_expandable_segments": None if expandable is None else expandable.smallest}
+    whole = tape if tape.whole is None else tape.whole
+    expandable = need_with_expandable_segments(whole)
+    others = {"with_expandable_segments": None if expandable is None else expandable.smallest}
+    return required._asdict() | others | need_range(whole, required.smallest)._asdict()
 
 
 def _growth(tape: Tape) -> dict[str, Any] | None:

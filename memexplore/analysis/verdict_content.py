@@ -171,11 +171,13 @@ def _fits(tape: Tape) -> VerdictContent:
     )
     if least < expected.high:
         headline = _may_not_fit(tape, required.smallest, expected, least)
+        details.insert(-1, f"how such ranges compare with measurements: {_ACCURACY}")
     level = Level.TIGHT if is_tight else Level.FITS
     return _content(tape, level, headline, details, caught, needed=required.smallest)
 
 
 _ESTIMATES = "workspaces of cuDNN are estimates"
+_ACCURACY = "docs/accuracy.md#ranges"
 
 
 def _may_not_fit(tape: Tape, needed: int, expected: Range, least: int) -> str:

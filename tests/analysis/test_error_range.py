@@ -11,6 +11,7 @@ from torch import nn
 
 import memexplore as mx
 from memexplore.analysis.error_range import Range, need_range, reserved_under_assumptions, under_assumption
+from memexplore.analysis.summary import summary
 from memexplore.tape import Action, Category, Meta, Source, Tape
 from memexplore.virtual_gpu.kernels.tensor_core_convolutions import Assumption
 from tests.gpu import zoo
@@ -80,9 +81,15 @@ def test_a_run_has_an_entry_for_each_convolution_whose_workspace_may_differ(gpu:
     of_convolutions = {tape.ops[op] for op in tape.op[tape.workspace >= 0]}
     assert of_convolutions <= {"aten::convolution", "aten::convolution_backward"}
     assert reserved_under_assumptions(tape)[0] == mx.peak(tape, "reserved")[0]
-    # A saved tape has its range too.
-    again = tape[:]
-    assert reserved_under_assumptions(again) == reserved_under_assumptions(tape)
+
+
+def test_the_summary_and_a_file_have_the_range(tmp_path) -> None:
+    tape = mx.simulate(_train, gpu="A100")
+    needed = summary(tape)["need"]
+    assert needed["low"] < needed["smallest"] < needed["high"]
+    path = tmp_path / "run.tape"
+    tape.save(path)
+    assert summary(Tape.load(path))["need"] == needed
 
 
 def test_a_gpu_without_tensor_cores_has_no_assumptions() -> None:
