@@ -161,7 +161,9 @@ def _fits(tape: Tape) -> VerdictContent:
         _limit(tape),
         _source(tape),
     ]
-    spare, expected = capacity - required.smallest, need_range(tape, required.smallest)
+    # The range takes replays, and decides nothing where half of the device is free.
+    expected = Range(required.smallest, required.smallest) if has_room else need_range(tape, required.smallest)
+    spare = capacity - required.smallest
     least = least_capacity(tape.meta) or capacity
     least_spare = min(spare - most_of_nccl(tape), least - expected.high)
     is_tight = least_spare < capacity * TIGHT or capacity < required.without_pressure
