@@ -6,7 +6,8 @@ float32, on the same A100 of 40 GB, and kept the most memory that nvidia-smi saw
 readings and what three other estimators said of the first. The scripts summarize the network with two images, train
 one epoch and validate; the last batch of each is smaller. In 2024 kernels were loaded eagerly (generated_cnns.py).
 
-torchvision and timm build the networks, from CUDA builds of torch: give them an environment of their own.
+torchvision and timm build all networks but VGG16. As torchvision comes in CUDA builds only, give them an environment of
+their own.
 """
 
 from __future__ import annotations
@@ -48,7 +49,27 @@ class Year(NamedTuple):
 YEARS = (Year("MiB 2024", "2.4", Loading.EAGER), Year("MiB 2025", "2.7", Loading.LAZY))
 
 
+_VGG16 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
+"""Output channels of the convolutions, 0 for a pooling (Simonyan and Zisserman 2014, configuration D)."""
+
+
+def _vgg16() -> nn.Module:
+    """Return the layers of torchvision's VGG16, in their order."""
+    layers: list[nn.Module] = []
+    inputs = 3
+    for outputs in _VGG16:
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(True)] if outputs else [nn.MaxPool2d(2)]
+        inputs = outputs or inputs
+    layers += [nn.AdaptiveAvgPool2d(7), nn.Flatten()]
+    for features in (25_088, 4_096):
+        layers += [nn.Linear(features, 4_096), nn.ReLU(True), nn.Dropout()]
+    layers.append(nn.Linear(4_096, 1_000))
+    return nn.Sequential(*layers)
+
+
 def _build(name: str) -> nn.Module:
+    if name == "vgg16":
+        return _vgg16()
     if name == "xception":
         return importlib.import_module("timm").create_model("legacy_xception", pretrained=False, num_classes=1000)
     options: dict[str, Any] = {"aux_logits": False, "init_weights": False} if name == "inception_v3" else {}
@@ -106,9 +127,17 @@ def answer(tape: Tape, gpu: Gpu, release: str) -> Answer:
     return Answer(*(size / 2**20 for size in sums))
 
 
-def _answer_of(row: dict[str, str], year: Year) -> Answer:
-    tape = mx.simulate(lambda: train(row["model"], int(row["batch"])), gpu=GPU, release=year.release)
+def answer_of(name: str, batch: int, year: Year) -> Answer:
+    """Return what nvidia-smi would have shown of one of the trainings."""
+    tape = mx.simulate(lambda: train(name, batch), gpu=GPU, release=year.release)
     return answer(tape, catalogue.find(GPU).loaded(year.loading), year.release)
+
+
+def readings() -> list[tuple[dict[str, str], Year, float]]:
+    """Return the rows of the file, each with a year and the MiB that were read then."""
+    with DATA.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [(row, year, float(row[year.column])) for row in rows for year in YEARS if row[year.column]]
 
 
 def _cell(predicted: float, measured: float) -> str:
@@ -121,10 +150,8 @@ def main() -> None:
     print(f"|---|--:|---|--:|--:|--:|{'--:|' * len(ESTIMATORS)}")
     errors: dict[str, list[float]] = {name: [] for name in ("memexplore", *ESTIMATORS)}
     held = []
-    with DATA.open(newline="") as file:
-        readings = [(row, year) for row in csv.DictReader(file) for year in YEARS if row[year.column]]
-    for row, year in readings:
-        measured, own = float(row[year.column]), _answer_of(row, year)
+    for row, year, measured in readings():
+        own = answer_of(row["model"], int(row["batch"]), year)
         held.append(own.holds(measured))
         others = {name: float(row[name]) for name in ESTIMATORS} if year is YEARS[0] else {}
         for name, predicted in ({"memexplore": own.predicted} | others).items():
