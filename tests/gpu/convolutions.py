@@ -134,14 +134,13 @@ def workspaces(case: Case) -> list[int]:
 
 
 def _beside(run: Callable[[], Any]) -> int:
-    """Return the bytes that an op allocates at its peak beside what it returns."""
+    """Return the bytes that an op requests at its peak beside what it returns."""
     run()  # what is made once per process
     torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
     result = run()
-    peak, after = torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()
+    stats = torch.cuda.memory_stats()
     del result
-    return peak - max(after, before)
+    return stats["requested_bytes.all.peak"] - stats["requested_bytes.all.current"]
 
 
 def outside() -> dict[str, int]:
