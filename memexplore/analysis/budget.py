@@ -26,7 +26,7 @@ def budget(needed: int, capacity: int, owner: str, *, more: str = "", rest: str 
 def least_capacity(meta: Meta) -> int | None:
     """Return the capacity of a tape if as much lies outside the allocator as is known to be possible; None without one.
 
-    It is less than the capacity only where that is the one of a GPU of the catalogue.
+    It is less than the capacity only where the device has that of a GPU of the catalogue.
 
     >>> gpu = catalogue.find("T4")
     >>> meta = Meta(Source.PREDICTED, gpu.name, gpu="T4", capacity=gpu.capacity, total=gpu.total)
@@ -39,7 +39,10 @@ def least_capacity(meta: Meta) -> int | None:
         gpu = catalogue.find(meta.gpu).under(meta.versions)
     except ValueError:  # the GPU of this machine, with what is free of it
         return meta.capacity
-    return gpu.total - max(gpu.outside_range[1], gpu.outside) if meta.capacity == gpu.capacity else meta.capacity
+    of_device = meta.capacity if meta.capacity_without_limit is None else meta.capacity_without_limit
+    if meta.capacity is None or of_device != gpu.capacity:
+        return meta.capacity
+    return min(meta.capacity, gpu.total - gpu.outside_range[1])
 
 
 def owner(meta: Meta) -> str:

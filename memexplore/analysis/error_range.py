@@ -1,7 +1,8 @@
-"""How far a predicted need may be off: by cuDNN's workspaces, which are estimates, and by what nobody has measured.
+"""How far a prediction may be off: by cuDNN's workspaces, which are estimates, and by what nobody has measured.
 
 A tape of the virtual GPU says of each convolution what its workspace is under a few assumptions (`Tape.workspaces`).
-A replay with each of them gives another peak, and the lowest and the highest are the range.
+Replays with each of them give other peaks and other needs, and the lowest and the highest are the range. What a run
+needs differs less than what it reserves where there is room: a convolution runs without a workspace that does not fit.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from numpy.typing import NDArray
 from memexplore.allocator.actions import SEGMENT_ACTIONS
 from memexplore.allocator.replay import trial
 from memexplore.analysis.curves import cached_by_tape
+from memexplore.analysis.need import smallest
 from memexplore.tape import Action, Category, Source, Tape
 from memexplore.tape.allocator_settings import Settings
 
 BESIDE_RANGE = 0.02
-"""Share by which a range is widened at both ends: nine in ten measured peaks lie in it then (docs/accuracy.md)."""
+"""Share by which a range is widened at both ends (docs/accuracy.md)."""
 WITHOUT_RANGE = 0.08
 """Share by which a prediction with cuDNN is off at most where the workspaces have no range (docs/accuracy.md)."""
 _OPS_OF_CUDNN = ("conv", "cudnn", "rnn", "lstm", "gru")
+_RECURRENT = ("rnn", "lstm", "gru")
 _OF_A_WORKSPACE = 3
 """Rows of a workspace: its request, and the two of its free, as nothing else happens meanwhile."""
 
@@ -43,19 +46,38 @@ def need_range(tape: Tape, needed: int) -> Range:
     >>> need_range(tape, 100), need_range(tape.replace(meta=Meta(Source.MEASURED, "cuda:0")), 100)
     (Range(low=92, high=108), Range(low=100, high=100))
     """
-    if tape.meta.source is not Source.PREDICTED or not _uses_cudnn(tape):
-        return Range(needed, needed)
-    if not tape.workspaces:
-        return Range(round(needed * (1 - WITHOUT_RANGE)), round(needed * (1 + WITHOUT_RANGE)))
-    peaks = reserved_under_assumptions(tape)
-    low, high = (needed * bound / peaks[0] for bound in (min(peaks), max(peaks)))
-    return Range(round(low * (1 - BESIDE_RANGE)), round(high * (1 + BESIDE_RANGE)))
+    return _widened(tape, (needed, *_other_needs(tape)) if _is_estimate(tape) else (needed,))
 
 
-def _uses_cudnn(tape: Tape) -> bool:
+def reserved_range(tape: Tape) -> Range:
+    """Return the range of the peak reserved by a whole run where there is room."""
+    return _widened(tape, reserved_under_assumptions(tape))
+
+
+def _is_estimate(tape: Tape) -> bool:
+    """Return whether a tape is a prediction with ops of cuDNN."""
+    names = [name.lower() for name in tape.ops]
+    return tape.meta.source is Source.PREDICTED and any(part in name for name in names for part in _OPS_OF_CUDNN)
+
+
+def _widened(tape: Tape, sizes: tuple[int, ...]) -> Range:
+    if not _is_estimate(tape):
+        return Range(sizes[0], sizes[0])
     of_workspaces = np.unique(tape.op[(tape.category == Category.WORKSPACE) & (tape.op >= 0)])
     names = [tape.ops[op].lower() for op in of_workspaces.tolist()]
-    return bool(tape.workspaces) or any(part in name for name in names for part in _OPS_OF_CUDNN)
+    has_unknown = any(part in name for name in names for part in (_RECURRENT if tape.workspaces else _OPS_OF_CUDNN))
+    beside = WITHOUT_RANGE if has_unknown else BESIDE_RANGE
+    return Range(round(min(sizes) * (1 - beside)), round(max(sizes) * (1 + beside)))
+
+
+@cached_by_tape
+def _other_needs(tape: Tape) -> tuple[int, ...]:
+    """Return what a run needs under each assumption but the first, that all is as predicted."""
+    return tuple(smallest(under_assumption(tape, number)).smallest for number in range(1, _assumptions(tape)))
+
+
+def _assumptions(tape: Tape) -> int:
+    return max(map(len, tape.workspaces), default=1)
 
 
 @cached_by_tape
@@ -72,8 +94,8 @@ def reserved_under_assumptions(tape: Tape) -> tuple[int, ...]:
     """
     own = Settings.parse(tape.meta.settings)
     unlimited = dataclasses.replace(own, per_process_memory_fraction=1.0, throw_on_cudamalloc_oom=False)
-    count = max(map(len, tape.workspaces), default=1)
-    return tuple(trial(under_assumption(tape, number), unlimited, None).reserved for number in range(count))
+    replays = (trial(under_assumption(tape, number), unlimited, None) for number in range(_assumptions(tape)))
+    return tuple(replay.reserved for replay in replays)
 
 
 def under_assumption(tape: Tape, number: int) -> Tape:

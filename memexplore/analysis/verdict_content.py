@@ -161,8 +161,7 @@ def _fits(tape: Tape) -> VerdictContent:
         _limit(tape),
         _source(tape),
     ]
-    # The range takes replays, and decides nothing where half of the device is free.
-    expected = Range(required.smallest, required.smallest) if has_room else need_range(tape, required.smallest)
+    expected = _expected(tape, required.smallest)
     spare = capacity - required.smallest
     least = least_capacity(tape.meta) or capacity
     least_spare = min(spare - most_of_nccl(tape), least - expected.high)
@@ -173,13 +172,24 @@ def _fits(tape: Tape) -> VerdictContent:
     )
     if least < expected.high:
         headline = _may_not_fit(tape, required.smallest, expected, least)
-        details.insert(-1, f"how such ranges compare with measurements: {_ACCURACY}")
+        if expected.high > required.smallest:
+            details.insert(-1, f"how such ranges compare with measurements: {_ACCURACY}")
     level = Level.TIGHT if is_tight else Level.FITS
     return _content(tape, level, headline, details, caught, needed=required.smallest)
 
 
 _ESTIMATES = "workspaces of cuDNN are estimates"
 _ACCURACY = "docs/accuracy.md#ranges"
+
+
+def _expected(tape: Tape, needed: int) -> Range:
+    """Return the range of what a run needs; only the need where a fifth of the device more or less decides nothing."""
+    is_near = abs(needed - (tape.meta.capacity or 0)) < needed * _NEAR
+    return need_range(tape if tape.whole is None else tape.whole, needed) if is_near else Range(needed, needed)
+
+
+_NEAR = 0.2
+"""Share of the need within which its range is found, as this takes many replays."""
 
 
 def _may_not_fit(tape: Tape, needed: int, expected: Range, least: int) -> str:
@@ -311,7 +321,7 @@ def _perhaps(tape: Tape, required: Need | None) -> str:
     """Return the lower end of an estimate with which the run would fit; empty if it would not."""
     if required is None or tape.whole is None:
         return ""
-    low = need_range(tape.whole, required.smallest).low
+    low = _expected(tape, required.smallest).low
     return f"it may fit, as {_ESTIMATES}: needs {size_text(low)} or more" if low <= (tape.meta.capacity or 0) else ""
 
 

@@ -414,3 +414,7 @@ def test_what_may_lie_outside_the_allocator_counts() -> None:
     assert headline(whole_pages).endswith("if more lies outside PyTorch's allocator")
     room = under.outside_range[1] - under.outside + 2 * MIB
     assert headline(whole_pages - room).startswith("Fits tightly: ")
+    # A limit on the process leaves it less, and no more.
+    limited_to = whole_pages - 2 * MIB
+    meta = meta._replace(capacity=limited_to, limit=limited_to, capacity_without_limit=under.capacity)
+    assert headline(limited_to).startswith("May not fit: needs ")

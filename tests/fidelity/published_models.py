@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 import memexplore as mx
-from memexplore.analysis.error_range import need_range
+from memexplore.analysis.error_range import reserved_range
 from memexplore.hardware import catalogue
 from memexplore.hardware.catalogue import Gpu
 from memexplore.hardware.outside_allocator import Library, Loading
@@ -122,7 +122,7 @@ def answer(tape: Tape, gpu: Gpu, release: str) -> Answer:
     assert held is not None
     whole = tape if tape.whole is None else tape.whole
     reserved = mx.peak(whole, "reserved")[0]
-    expected = need_range(whole, reserved)
+    expected = reserved_range(whole)
     sums = (reserved + held.bytes, expected.low + held.low, expected.high + held.high)
     return Answer(*(size / 2**20 for size in sums))
 

@@ -210,7 +210,7 @@ class Assumption(enum.Enum):
     """
 
     AS_PREDICTED = "as predicted"
-    FEW_CHANNELS_AS_THEY_ARE = "results of up to 64 channels of the input are computed without conversion"
+    FEW_CHANNELS = "results of few channels of the input are computed without conversion, before Hopper with it"
     NO_PARTIAL_SUMS = "weight gradients are not summed in parts"
     FIRST_LAYER_CONVERTED = "weight gradients of images (up to four channels) are computed by tensor cores"
 
@@ -225,8 +225,10 @@ def possible_workspaces(convolution: Convolution, of: Pass, capability: tuple[in
     predicted = workspace(convolution, of, capability)
     sizes = dict.fromkeys(Assumption, predicted)
     if convolution.products and convolution.precision is not Precision.FP32:
-        if of is Pass.RESULT and convolution.inputs <= 64 and not convolution.channels_last:
-            sizes[Assumption.FEW_CHANNELS_AS_THEY_ARE] = 0
+        if of is Pass.RESULT and _reads_channels_first(convolution, capability):
+            sizes[Assumption.FEW_CHANNELS] = convolution.for_tensor_cores
+        elif of is Pass.RESULT and convolution.inputs <= 64 and not convolution.channels_last:
+            sizes[Assumption.FEW_CHANNELS] = 0
         if of is Pass.WEIGHT_GRADIENT:
             sizes[Assumption.NO_PARTIAL_SUMS] = min(predicted, convolution.for_tensor_cores)
             if convolution.inputs <= 4 and not convolution.is_pointwise:
