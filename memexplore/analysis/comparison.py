@@ -304,6 +304,10 @@ class _Requests(NamedTuple):
     end: Rows
     """Number of requests before the block can be used again."""
     op: NDArray[Any]
+    tensor: NDArray[Any]
+    """Shape and dtype of the tensor, "" for scratch memory; None for all requests of a tape that has no tensors."""
+    layer: NDArray[Any]
+    """Name of the layer; None where it is not known."""
 
     @classmethod
     def of(cls, tape: Tape) -> _Requests:
@@ -312,7 +316,10 @@ class _Requests(NamedTuple):
         order = np.argsort(np.argsort(first))
         names = np.array([*tape.ops, ""], dtype=object)
         end = np.searchsorted(life.born, life.completed)
-        return cls(tape, life.born, tape.size[life.born], order[stream], end, names[tape.op[life.born]])
+        texts = np.array([*tape.tensor_texts, "" if tape.tensor_texts else None], dtype=object)
+        layers = np.array([*tape.modules, None], dtype=object)
+        columns = names[tape.op[life.born]], texts[tape.tensor[life.born]], layers[tape.module[life.born]]
+        return cls(tape, life.born, tape.size[life.born], order[stream], end, *columns)
 
     def __len__(self) -> int:
         return len(self.row)
@@ -477,6 +484,9 @@ def _partners(one: _Requests, other: _Requests) -> Rows:
     while i < len(one) and j < len(other):
         count = min(len(one) - i, len(other) - j)
         differs = one.size[i : i + count] != other.size[j : j + count]
+        for name in ("tensor", "layer"):
+            known, known_of_other = getattr(one, name)[i : i + count], getattr(other, name)[j : j + count]
+            differs |= (known != known_of_other) & (known != None) & (known_of_other != None)  # noqa: E711
         equal = int(np.argmax(differs)) if differs.any() else count
         partner[i : i + equal] = np.arange(j, j + equal)
         i, j = i + equal, j + equal
@@ -498,15 +508,32 @@ def _next_agreement(one: _Requests, other: _Requests, i: int, j: int) -> tuple[i
 
 
 def _agree(one: _Requests, other: _Requests, i: int, j: int) -> bool:
-    """Return whether the requests from two places on agree: the first in its size, the next ones in size or op."""
+    """Return whether the requests from two places on agree: the first in its size, the next ones in size or op.
+
+    A tensor and scratch memory do not agree, nor do tensors of other shapes or of other layers.
+    """
     if i == len(one) or j == len(other):
         return i == len(one) and j == len(other)
-    if one.size[i] != other.size[j]:
+    if not _is_equal(one, i, other, j):
         return False
     for a, b in zip(range(i + 1, min(i + _AGREEING, len(one))), range(j + 1, len(other))):  # noqa: B905
-        if one.size[a] != other.size[b] and not _is_same_op(one.op[a], other.op[b]):
+        is_similar = _is_same_op(one.op[a], other.op[b]) and _is_same_kind(one, a, other, b)
+        if not is_similar and not _is_equal(one, a, other, b):
             return False
     return True
+
+
+def _is_equal(one: _Requests, a: int, other: _Requests, b: int) -> bool:
+    """Return whether two requests have the same size, and the same tensor and layer as far as these are known."""
+    is_same_tensor = one.tensor[a] is None or other.tensor[b] is None or one.tensor[a] == other.tensor[b]
+    return bool(one.size[a] == other.size[b]) and is_same_tensor and _is_same_kind(one, a, other, b)
+
+
+def _is_same_kind(one: _Requests, a: int, other: _Requests, b: int) -> bool:
+    """Return whether both requests are for tensors or both for scratch memory, of one layer, as far as is known."""
+    tensor, other_tensor, layer, other_layer = one.tensor[a], other.tensor[b], one.layer[a], other.layer[b]
+    is_same = tensor is None or other_tensor is None or bool(tensor) == bool(other_tensor)
+    return is_same and (layer is None or other_layer is None or layer == other_layer)
 
 
 def _is_same_op(one: str, other: str) -> bool:
@@ -521,6 +548,8 @@ def _closest(one: _Requests, other: _Requests, here: tuple[int, int], there: tup
         return [-1] * rows
 
     def cost(a: int, b: int) -> float:
+        if not _is_same_kind(one, a, other, b):
+            return 3.0
         if one.size[a] == other.size[b]:
             return 0.0
         if _is_same_op(one.op[a], other.op[b]):

@@ -396,3 +396,21 @@ def test_many_differences_do_not_hide_each_other():
 def _allocs(size: np.ndarray[Any, Any], op: np.ndarray[Any, Any]) -> Tape:
     rows = {"address": np.cumsum(size), "size": size, "op": op % 7}
     return Tape.from_columns(rows, meta=Meta(Source.PREDICTED, "T4"), ops=[f"aten::op{number}" for number in range(7)])
+
+
+def test_workspaces_of_equal_layers_are_all_that_differs() -> None:
+    """A100s compute these layers without a workspace: the tensors around them are of one size, and stay matched."""
+
+    def train() -> None:
+        layers = [torch.nn.Conv2d(64, 64, 3, padding=1) for _ in range(4)]
+        model = torch.nn.Sequential(*(torch.nn.Sequential(layer, torch.nn.ReLU()) for layer in layers)).cuda()
+        model(torch.zeros(16, 64, 32, 32, device="cuda")).sum().backward()
+
+    comparison = compare_tapes(mx.simulate(train, gpu="H100"), mx.simulate(train, gpu="A100"))
+    (group,) = [
+        each for each in comparison.differing if each.name.startswith("cuDNN's workspace in aten::convolution (")
+    ]
+    assert group.change is Change.MEASURED
+    assert len(group.sizes) == 4
+    others = [each for each in comparison.differing if each is not group]
+    assert all(each.library == "cuDNN" for each in others), str(comparison)
