@@ -170,7 +170,7 @@ class Notebook:
     def open(self) -> Notebook:
         """Load the page and wait for the kernel."""
         self.page.goto(f"{self.lab.url}/lab/tree/{self.name}?token={self.lab.token}&reset")
-        self.page.wait_for_function(self.READY, timeout=60_000)
+        self.page.wait_for_function(self.READY, timeout=180_000)
         return self
 
     def open_in_page(self) -> Notebook:
