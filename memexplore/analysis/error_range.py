@@ -50,7 +50,10 @@ def need_range(tape: Tape, needed: int) -> Range:
 
 
 def reserved_range(tape: Tape) -> Range:
-    """Return the range of the peak reserved by a whole run where there is room."""
+    """Return the range of the peak reserved by a whole run where there is room.
+
+    It is wider than that of what the run needs, as then every workspace fits.
+    """
     return _widened(tape, reserved_under_assumptions(tape))
 
 
@@ -77,6 +80,7 @@ def _other_needs(tape: Tape) -> tuple[int, ...]:
 
 
 def _assumptions(tape: Tape) -> int:
+    """Return how many assumptions a tape knows, 1 if it knows only what it has."""
     return max(map(len, tape.workspaces), default=1)
 
 

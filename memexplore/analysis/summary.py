@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from memexplore.analysis.curves import category_bytes, peak
-from memexplore.analysis.error_range import need_range
+from memexplore.analysis.error_range import need_range, reserved_range
 from memexplore.analysis.growth import leak
 from memexplore.analysis.location import where
 from memexplore.analysis.need import need, need_with_expandable_segments
@@ -30,7 +30,8 @@ def summary(tape: Tape) -> dict[str, Any]:
     `rank` and `world`, the number of processes, or None; `nccl`, None without NCCL, with `low` and `high`, the range of
     its bytes outside the allocator, in no peak, `communicators`, each with `size` and `all_to_all`, and `source`;
     `need`, the memory with which it runs (`smallest`, `with_expandable_segments`, `without_pressure`, `retries` with
-    the smallest, and its range, `low` and `high`), or None where it is not known; `notes`.
+    the smallest; the range of the smallest, `low` and `high`, and of `without_pressure`, `reserved_low` and
+    `reserved_high`), or None where it is not known; `notes`.
 
     >>> from memexplore.tape import Meta, Source
     >>> tape = Tape.from_columns({"address": [0], "size": [40]}, meta=Meta(Source.MEASURED, "cpu"))
@@ -71,8 +72,13 @@ def _need(tape: Tape) -> dict[str, Any] | None:
         return None
     whole = tape if tape.whole is None else tape.whole
     expandable = need_with_expandable_segments(whole)
-    others = {"with_expandable_segments": None if expandable is None else expandable.smallest}
-    return required._asdict() | others | need_range(whole, required.smallest)._asdict()
+    reserved = reserved_range(whole)
+    others = {
+        "with_expandable_segments": None if expandable is None else expandable.smallest,
+        "reserved_low": reserved.low,
+        "reserved_high": reserved.high,
+    }
+    return required._asdict() | need_range(whole, required.smallest)._asdict() | others
 
 
 def _growth(tape: Tape) -> dict[str, Any] | None:

@@ -108,6 +108,7 @@ def test_the_summary_and_a_file_have_the_range(tmp_path) -> None:
     tape = mx.simulate(_train, gpu="A100")
     needed = summary(tape)["need"]
     assert needed["low"] < needed["smallest"] < needed["high"]
+    assert needed["reserved_low"] < needed["without_pressure"] < needed["reserved_high"]
     path = tmp_path / "run.tape"
     tape.save(path)
     assert summary(Tape.load(path))["need"] == needed

@@ -33,7 +33,7 @@ ANSWERS = {
     # The optimizer's state fills the GPU; with expandable segments the program runs to its end in 2.82 of 3 GiB.
     "first_adam_step": Answer(Cause.FRAGMENTATION, ("expandable segments",), ("AdamW",)),
     "folds_kept_by_cycles": Answer(Cause.HELD, ("only refer to each other", "FoldTrainer")),
-    "hooks_append": Answer(Cause.LEAK, ("cam.recorder.",), ("no backward pass follows",)),
+    "hooks_append": Answer(Cause.LEAK, ("cam.recorder.activations",), ("no backward pass follows",)),
     "lengths_fragment": Answer(Cause.FRAGMENTATION, ("expandable segments",)),
     "logits_in_float32": Answer(Cause.TOO_MUCH, (), ("del model", "Delete `model`")),
     "metric_state_in_evaluation": Answer(Cause.LEAK, ("an iteration",)),

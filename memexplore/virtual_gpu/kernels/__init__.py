@@ -15,7 +15,7 @@ without a rule requests the storages of its outputs, in order, and nothing else.
 release and the GPU.
 
 - cuBLAS: cublas.py, cublas_workspace.py (workspaces that handles keep); cuSOLVER and MAGMA: linear_algebra.py.
-- cuDNN: convolutions.py, tensor_core_convolutions.py (workspaces from Ampere on, fitted on measured ones of an H100),
+- cuDNN: convolutions.py, tensor_core_convolutions.py (workspaces on tensor cores, fitted on those of an H100),
   recurrent.py; its kernels of other subjects are in normalization.py, attention.py, images.py (grid_sample) and ctc.py.
 - cuFFT: cufft.py. cub: cub.py (scratch of sorts, scans and selections), sorting.py, indexing.py, random_numbers.py.
 - NCCL: collectives.py, collective_values.py (their values), traffic.py (the bytes that they send).

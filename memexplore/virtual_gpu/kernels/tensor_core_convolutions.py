@@ -206,7 +206,8 @@ class Assumption(enum.Enum):
     """What may be otherwise than `workspace` says, for all convolutions of a run alike.
 
     Replays with these are the range of a prediction. They were chosen among fourteen: with them the range holds the
-    most published and measured peaks for its width (docs/accuracy.md).
+    most published and measured peaks for its width (docs/accuracy.md). What was not measured on GPUs before Hopper,
+    `_reads_channels_first`, may not hold there.
     """
 
     AS_PREDICTED = "as predicted"
@@ -242,8 +243,8 @@ def possible_workspaces(convolution: Convolution, of: Pass, capability: tuple[in
 def _reads_channels_first(convolution: Convolution, capability: tuple[int, int]) -> bool:
     """Return whether a kernel of Ampere computes a result in float32 from operands as they are.
 
-    Not measured: so the peaks of VGG16 and Inception come to within 4 % on an A100 (18 runs of CARMA), which are up to
-    19 % off without, and those of generated networks with aligned channels come nearer too.
+    Not measured. With this the peaks of VGG16 and Inception on an A100 are within 4 % of CARMA's readings, and without
+    it up to 19 % off; those of generated networks with aligned channels come nearer too.
     """
     aligned = convolution.is_aligned(convolution.inputs) and convolution.is_aligned(convolution.outputs)
     is_contiguous = convolution.precision is Precision.TF32 and not convolution.channels_last
@@ -261,7 +262,10 @@ def _pointwise_result(convolution: Convolution) -> int:
 
 
 def _has_odd_images(convolution: Convolution) -> bool:
-    """Return whether images begin at addresses of which tensor cores cannot read a matrix, and are worth a copy."""
+    """Return whether tensor cores cannot read the images where they are, which do not all begin at 8 bytes.
+
+    They are copied where there is enough to compute.
+    """
     return convolution.image * convolution.precision.itemsize % 8 > 0 and convolution.products > 182_000_000
 
 
